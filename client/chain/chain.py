@@ -263,11 +263,11 @@ class Chain:
         self._journal.note(sweep)
         if self._tells is not None:
             self._tells.note(sweep)
-        if self._is_split:
-            for tell in parts_of(tell_of(sweep)):
-                self._answers.tell(tell)
         frame = SweepFrame(sweep)
         self._next.push(frame.without_settings() if self._is_split else frame)
+        if self._is_split:  # after it: the tail needs it last
+            for tell in parts_of(tell_of(sweep)):
+                self._answers.tell(tell)
         if self._plan.lost:  # while nobody needed it: now somebody does
             self._news.set()
 

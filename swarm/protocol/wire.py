@@ -217,8 +217,8 @@ def decode_upstream(data: bytes) -> Upstream:
 
 
 def decode_replies_up(data: bytes) -> RepliesUp:
-    """One message of the client on a reply stream."""
-    message = _parsed(pb.RepliesUp(), data)
+    """One message of the client on a reply stream, at most `PART_BYTES` long."""
+    message = _parsed(pb.RepliesUp(), _at_most(data, PART_BYTES, "bytes"))
     if message.WhichOneof("kind") == "tell":
         return _tell(message.tell)
     found: RepliesUp = _of_kind(REPLIES_UP_FORMS, message)

@@ -177,13 +177,14 @@ async def test_nobody_waits_for_what_is_told(
     for name in CHAIN:
         machine(nodes, name).delay_s = 0.025
     took: dict[bool, float] = {}
+    options: GenerateOptions = {**SAMPLED, "nodes": tree}
     record = Announcer.record
     for travel in (True, False, True):
         monkeypatch.setattr(
             Announcer, "record", lambda *asked, told=not travel: replace(record(*asked), ends_only=told)
         )
         await nodes.announce(*CHAIN)
-        result = await nodes.client.generate(IDS, **{**SAMPLED, "nodes": tree})
+        result = await nodes.client.generate(IDS, **options)
         assert result.stats.ids_travel == travel
         took[travel] = sum(sweep.total_ms for sweep in result.stats.sweeps) / len(result.stats.sweeps)
     for name in CHAIN:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from swarm.base.errors import RemoteProtocolError
+from swarm.base.errors import LocalProtocolError, RemoteProtocolError
 from swarm.base.ids import TreeNodeId
+from swarm.protocol import wire
 from swarm.protocol.hop_log import HopLog
+from swarm.protocol.limits import ID_END, MAX_NODES, MAX_TELL_NODES, TOKEN_END
 from swarm.protocol.messages import Sampling, Snapshot, Sweep, SweepFrame, Tell, Want
-from swarm.protocol.pick_rules import DraftDistribution, PickRules
+from swarm.protocol.pick_rules import (
+    MAX_CANDIDATES,
+    MAX_DRAWS,
+    MAX_GRAMMAR_BYTES,
+    DraftDistribution,
+    Grammar,
+    PickRules,
+)
 from swarm.protocol.session import Limits
 from swarm.protocol.told import Told
 
@@ -28,7 +38,10 @@ def tail() -> HopLog:
 
 @pytest.mark.parametrize("is_told_first", [True, False])
 def test_a_sweep_runs_when_both_halves_are_there(tail: HopLog, is_told_first: bool) -> None:
-    halves = [lambda: tail.hear(TELL), lambda: tail.receive(SweepFrame(SWEEP.structure()))]
+    halves: list[Callable[[], bool]] = [
+        lambda: tail.hear(TELL),
+        lambda: tail.receive(SweepFrame(SWEEP.structure())),
+    ]
     first, second = halves if is_told_first else reversed(halves)
     first()
     assert (tail.next_work(), tail.next_rows) == (None, None)
@@ -122,3 +135,31 @@ def test_a_snapshot_waits_until_all_its_nodes_are_told() -> None:
     assert tail.executed.sampling == Sampling(3)
     assert [one.want for one in tail.unanswered] == [Want(log_probs=True)]
     assert tail.next_work() is not None
+
+
+def test_the_largest_tell_fits_and_a_larger_one_is_refused_before_it_is_read() -> None:
+    nodes = tuple(TreeNodeId(ID_END - MAX_TELL_NODES + place) for place in range(MAX_TELL_NODES))
+    tokens = (TOKEN_END - 1,) * MAX_TELL_NODES
+    weights = (0.5,) * MAX_CANDIDATES
+    ids = tuple(range(TOKEN_END - MAX_CANDIDATES, TOKEN_END))
+    guesses = tuple(
+        DraftDistribution(MAX_NODES - MAX_TELL_NODES + place, ids, weights, (MAX_CANDIDATES - 1,) * MAX_DRAWS)
+        for place in range(MAX_TELL_NODES)
+    )
+    biases = tuple((token, 99.5) for token in range(TOKEN_END - 1_024, TOKEN_END))
+    rules = PickRules(
+        *(ID_END - 1, 2.0, 2.0, 0.5, biases, Grammar("lark", "x" * MAX_GRAMMAR_BYTES)),
+        tuple(range(TOKEN_END - 64, TOKEN_END)),
+    )
+    most = Tell(ID_END - 1, nodes, tokens, Sampling(2**64 - 1, 0.5, rules=rules), Want(True, True, 20, 9), guesses)
+    assert wire.decode_replies_up(wire.encode_replies_up(most)) == most
+    for more in (
+        replace(most, ids=(*nodes, TreeNodeId(1)), tokens=(*tokens, 1)),
+        replace(most, ids=nodes[1:]),
+        replace(most, guesses=(*guesses, guesses[0])),
+        Tell(1, nodes, tokens, Sampling(rules=PickRules(grammar=Grammar("lark", "x" * (1 << 20)), end_tokens=(0,)))),
+    ):
+        with pytest.raises((RemoteProtocolError, LocalProtocolError)):
+            wire.decode_replies_up(wire.encode_replies_up(more))
+    with pytest.raises(RemoteProtocolError, match="too many"):
+        wire.decode_replies_up(bytes((1 << 20) + 1))
