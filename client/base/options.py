@@ -54,6 +54,8 @@ _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _COMPACT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 """JSON without blanks and line ends, which cost tokens."""
 ModelOrFolder = Annotated[str | Path, Word("MODEL")]
+AUTO_HEAD = "auto"
+CHECKED_PICKS = 1 / 16
 CodecChoice = Literal["lossless", "int8"]
 """How hidden rows travel between hops: every bit of them, or in int8 blocks, which changes results."""
 
@@ -250,6 +252,10 @@ class ConnectionOptions(DraftOptions):
             and trees are laid out; an error says what the swarm computes in otherwise.
         hedge: send every sweep to a second machine with one span of layers too, mostly the slowest, now and then
             any; the first answer counts and the other is compared.
+        check_picks: share of the picks to check against final rows that tails send, beside each tail's first ones; 1
+            checks all, and waits for that at the end of a text; 0 checks none.
+        head: folder, GGUF file or hub id whose output matrix checks picks; auto takes the model's own files where they
+            are here.
         membership: what joining takes beside an address; an invite to a private swarm brings it along.
         calibration: folder that keeps what is learned about drafts (default: one in the user's cache); None keeps
             nothing after this connection.
@@ -266,6 +272,8 @@ class ConnectionOptions(DraftOptions):
     wait: Seconds = 60.0
     reproducible: bool = False
     hedge: bool = False
+    check_picks: Probability = CHECKED_PICKS
+    head: ModelOrFolder = AUTO_HEAD
     insecure: Insecure = False
     membership: Found[Membership] = OPEN_SWARM
     calibration: Found[Path | None] = field(default_factory=default_calibration_folder)
@@ -291,6 +299,8 @@ class ConnectOptions(TypedDict, total=False):
     wait: float
     reproducible: bool
     hedge: bool
+    check_picks: float
+    head: str | Path
     insecure: bool
     membership: Membership
 

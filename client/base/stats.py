@@ -173,6 +173,27 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
+class PickChecks:
+    """What came of checking a text's picks against the final rows of its tails (docs/design/lies.md).
+
+    Attributes:
+        judged: picks that were checked.
+        largest_gap: of those, how far the best token's score lay above that of a pick, in logits.
+        left_out: picks that were drawn, and not checked because too many waited.
+        row_bytes: of final rows that travelled for this alone.
+        refuted: machines that were convicted.
+        reason: why none could be checked; empty where some were, or none were asked for.
+    """
+
+    judged: int = 0
+    largest_gap: float = 0.0
+    left_out: int = 0
+    row_bytes: int = 0
+    refuted: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """What one generation took.
 
@@ -194,6 +215,7 @@ class Stats:
         differences: reports of two machines of a hop that did not compute the same.
         paths: how the client reaches the first machine and the last at the end, such as `direct`, `punched` or
             `relayed`; empty where it is not known.
+        picks: what came of checking picks.
     """
 
     tokens: int
@@ -211,6 +233,7 @@ class Stats:
     repairs: tuple[Repair, ...] = ()
     differences: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    picks: PickChecks = PickChecks()
 
     @property
     def acceptance_length(self) -> float:

@@ -68,6 +68,7 @@ class Target:
         hidden_size: values of a hidden row.
         fingerprint: of the model with its weights; None where only the weights themselves could tell.
         generation: its generation config, as it was read.
+        valid_tokens: ids that its tokenizer knows are below it; further ones are padding, which nobody picks. 0: not known.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Target:
     hidden_size: int = 0
     fingerprint: str | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
+    valid_tokens: int = 0
 
     def is_like(self, model: ModelIdentity) -> bool:
         """Whether a swarm's model has this config, tokenizer and number of layers, whatever its weights."""
@@ -119,6 +121,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
         hidden_size=text.hidden_size,
         fingerprint=None if known is None else known.fingerprint,
         generation=generation,
+        valid_tokens=min(text.vocab_size, max(tokenizer.get_vocab().values(), default=text.vocab_size - 1) + 1),
     )
 
 

@@ -28,6 +28,7 @@ from swarm.base.errors import (
     HopError,
     HopMisbehaved,
     HopTimeout,
+    PicksRefuted,
     RemoteProtocolError,
     ReplicasDiffer,
     SwarmError,
@@ -49,7 +50,14 @@ from swarm.protocol.session import SessionState
 class PickCheck:
     """What the tail may pick after the nodes of sweeps that are away."""
 
-    def __init__(self) -> None:
+    def __init__(self, valid_tokens: int, give_up: Callable[[SwarmError], None]) -> None:
+        """Follow nothing yet.
+
+        Args:
+            valid_tokens: ids from here on are padding of the embedding, which no tail picks.
+            give_up: called where a grammar takes too much here: then no pick can be checked, and none is taken.
+        """
+        self._valid_tokens, self._give_up = valid_tokens, give_up
         self._place: GrammarPlace | None = None
         self._masks: dict[int, asyncio.Task[None]] = {}
         self._found: dict[int, NodeMasks] = {}
@@ -74,8 +82,10 @@ class PickCheck:
             self._masks[sweep.sequence] = scope.spawn(self._find(sweep.sequence, masks))
 
     async def _find(self, sequence: int, masks: Awaitable[NodeMasks]) -> None:
-        with suppress(RemoteProtocolError):  # it takes too much here, as it will at the tail
+        try:
             self._found[sequence] = await masks
+        except RemoteProtocolError as error:  # as at any honest tail; one that ignores the grammar would go on
+            self._give_up(error)
 
     def awaited(self, sequence: int) -> asyncio.Task[None] | None:
         """What must be done before a reply to this sweep is checked; None: nothing."""
@@ -83,17 +93,26 @@ class PickCheck:
         return None if task is None or task.done() else task
 
     def check(self, reply: Reply) -> None:
-        """Raise unless the grammar takes every pick.
+        """Raise unless the tokenizer knows every pick, and the grammar takes it.
 
         Raises:
             RemoteProtocolError: no honest tail picked that.
         """
+        for node, token in reply.picks:
+            if token >= self._valid_tokens:
+                raise RemoteProtocolError(
+                    "picks", f"token {token} after node {node}, which the tokenizer does not have"
+                )
         masks = self._found.get(reply.sequence)
         if masks is None:
             return
         for node, token in reply.picks:
             if not masks.allows(node, token):
                 raise RemoteProtocolError("picks", f"token {token} after node {node}, which the grammar does not take")
+
+    def masks(self, sequence: int) -> NodeMasks | None:
+        """What the grammar takes after the nodes of a sweep that has no answer yet."""
+        return self._found.get(sequence)
 
     def answered(self, sequence: int) -> None:
         """A sweep has its answer."""
@@ -302,10 +321,14 @@ class Answer:
     Attributes:
         reply: what the tail sent.
         total_ms: how long the sweep was away.
+        tail: whose reply it is; None of a chain without machines.
+        masks: what the grammar takes after the nodes whose picks were asked for; None without one.
     """
 
     reply: Reply
     total_ms: float
+    tail: RouteHop | None = None
+    masks: NodeMasks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +377,7 @@ class Answers:
         check: Check = lambda reply, sweep: None,
         on_answer: Callable[[float, Sweep], None] = lambda total_ms, sweep: None,
         before_check: Callable[[int], asyncio.Task[None] | None] = lambda sequence: None,
+        masks_of: Callable[[int], NodeMasks | None] = lambda sequence: None,
     ) -> None:
         """Hear nobody yet.
 
@@ -364,11 +388,14 @@ class Answers:
             check: of every reply to a sweep that is unanswered.
             on_answer: called with how long a sweep was away, and the sweep.
             before_check: what must be done before a reply to this sweep can be checked.
+            masks_of: what the grammar takes after this sweep's nodes, as it was checked.
         """
         self.count = 0
         self.rows_bytes = 0
         self.newest_s = 0.0
         self._check, self._on_answer, self._before_check = check, on_answer, before_check
+        self._masks_of = masks_of
+        self._refuted: PicksRefuted | None = None
         self._last_sent = 0
         self._key = key
         self._on_trouble = on_trouble
@@ -408,6 +435,15 @@ class Answers:
         self._last_sent = max(self._last_sent, sweep.sequence)
         self._awaited[sweep.sequence] = _Awaited(sweep, time.perf_counter(), time.monotonic())
 
+    def refute(self, error: PicksRefuted) -> None:
+        """Hear this tail no more, until it is chosen again; `next` raises why before it gives what came already."""
+        for stream, _ in self._streams:
+            stream.is_broken |= stream.tail.peer == error.peer
+        if self._inbox.empty():
+            self._put(error)
+        else:
+            self._refuted = error
+
     def give_up(self, error: SwarmError) -> None:
         """The chain is broken for good: `next` raises why, after the answers that came before."""
         self._put(error)
@@ -429,6 +465,9 @@ class Answers:
             SwarmError: what broke the chain for good.
         """
         while True:
+            if self._refuted is not None:
+                refuted, self._refuted = self._refuted, None
+                raise refuted
             try:
                 async with asyncio.timeout(timeout_s):
                     item = await self._inbox.get()
@@ -498,7 +537,7 @@ class Answers:
         if awaited is None:
             return
         total_ms = (time.perf_counter() - awaited.sent_s) * 1e3
-        if self._put(Answer(message, total_ms)):
+        if self._put(Answer(message, total_ms, stream.tail, self._masks_of(message.sequence))):
             del self._awaited[message.sequence]
             self.count += 1
             self.newest_s = time.monotonic()

@@ -47,6 +47,7 @@ from swarm.base.errors import (
     HopMisbehaved,
     HopSlow,
     HopTimeout,
+    PicksRefuted,
     RemoteProtocolError,
     ReplicasDiffer,
     RouteError,
@@ -111,12 +112,14 @@ class ChainOwner:
         blame: called with every trouble that counts against machines.
         check_rows: raises RemoteProtocolError where a reply's hidden rows are none of this model's.
         is_signed: whether a fault is what its reporter said.
+        valid_tokens: ids from here on are padding, which no honest tail picks.
     """
 
     find_route: FindRoute
     blame: Callable[[HopError], None]
     check_rows: Callable[[Rows], None]
     is_signed: SignatureCheck
+    valid_tokens: int
 
 
 class Chain:
@@ -158,9 +161,11 @@ class Chain:
         self._journal: Journal | None = None
         self._next: SessionLink | None = None
         self._owner = owner
-        self._picks = PickCheck()
+        self._picks = PickCheck(owner.valid_tokens, self.on_trouble)
         self._scope: TaskScope | None = None
-        self._answers = Answers(self._key, self.on_trouble, self._check, self._on_answer, self._picks.awaited)
+        self._answers = Answers(
+            *(self._key, self.on_trouble, self._check, self._on_answer, self._picks.awaited, self._picks.masks)
+        )
         self._news = asyncio.Event()
         self._progress = ProgressWatch()
         self._taken_s = self._awake_s = time.monotonic()
@@ -196,6 +201,16 @@ class Chain:
     def route_key(self) -> Hashable:
         """Names the machines and layers that it goes over now."""
         return self.route.hops
+
+    @property
+    def tail(self) -> RouteHop:
+        """The machine that picks now; where there are replicas, the one that the route names."""
+        return self.route.hops[-1]
+
+    @property
+    def numeric_class(self) -> str:
+        """In which all of its machines compute, whichever they are."""
+        return self.route.numeric_class
 
     def wait_by(self, ticket: bytes) -> None:
         """Open it as the one that full machines know by this ticket (P16)."""
@@ -298,6 +313,11 @@ class Chain:
                 self._plan.report(TroubleReported(error), time.monotonic())
                 self._answers.give_up(error)
         self._news.set()
+
+    def refute(self, error: PicksRefuted) -> None:
+        """A tail was convicted by its own rows: it is left, and `answer` says so before anything else."""
+        self._answers.refute(error)
+        self.on_trouble(error)
 
     # Opening, repairing, closing
 

@@ -188,6 +188,12 @@ class IdStream:
         """Nothing is held back."""
         return ""
 
+    def first(self, tokens: int) -> IdStream:
+        """The same with its first tokens alone."""
+        again = IdStream(self._limit)
+        again.push(self.tokens[:tokens])
+        return again
+
 
 def _generation_state(options: Any, drafter: Any, drafting: ThreadPoolExecutor, policy: Any, chunk: int) -> Any:  # noqa: ANN401
     from client.decode.state import GenerationState
