@@ -183,6 +183,7 @@ class PickChecks:
         row_bytes: of final rows that travelled for this alone.
         refuted: machines that were convicted.
         reason: why none could be checked; empty where some were, or none were asked for.
+        doubt: how much rarer than its calibration says the draft's best candidates were picked, 0 to 1: 1 is an alarm.
     """
 
     judged: int = 0
@@ -191,6 +192,7 @@ class PickChecks:
     row_bytes: int = 0
     refuted: tuple[str, ...] = ()
     reason: str = ""
+    doubt: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

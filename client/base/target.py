@@ -68,7 +68,8 @@ class Target:
         hidden_size: values of a hidden row.
         fingerprint: of the model with its weights; None where only the weights themselves could tell.
         generation: its generation config, as it was read.
-        valid_tokens: ids that its tokenizer knows are below it; further ones are padding, which nobody picks. 0: not known.
+        valid_tokens: ids that its tokenizer knows are below it; further ones are padding, which nobody picks. 0: it is
+            not known.
     """
 
     name: str

@@ -376,8 +376,7 @@ class Answers:
         on_trouble: Callable[[SwarmError], None],
         check: Check = lambda reply, sweep: None,
         on_answer: Callable[[float, Sweep], None] = lambda total_ms, sweep: None,
-        before_check: Callable[[int], asyncio.Task[None] | None] = lambda sequence: None,
-        masks_of: Callable[[int], NodeMasks | None] = lambda sequence: None,
+        picks: PickCheck | None = None,
     ) -> None:
         """Hear nobody yet.
 
@@ -387,20 +386,18 @@ class Answers:
                 when tails do not pick the same.
             check: of every reply to a sweep that is unanswered.
             on_answer: called with how long a sweep was away, and the sweep.
-            before_check: what must be done before a reply to this sweep can be checked.
-            masks_of: what the grammar takes after this sweep's nodes, as it was checked.
+            picks: knows what the grammar takes; a reply is checked once it does.
         """
         self.count = 0
         self.rows_bytes = 0
         self.newest_s = 0.0
-        self._check, self._on_answer, self._before_check = check, on_answer, before_check
-        self._masks_of = masks_of
+        self._check, self._on_answer, self._picks = check, on_answer, picks
         self._refuted: PicksRefuted | None = None
         self._last_sent = 0
         self._key = key
         self._on_trouble = on_trouble
         self._streams: list[tuple[ReplyStream, asyncio.Task[None]]] = []
-        self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
+        self._inbox: asyncio.Queue[Answer | SwarmError | None] = asyncio.Queue(INBOX_ITEMS)
         self._is_next = asyncio.Event()
         self._awaited: dict[int, _Awaited] = {}
         self._first: OrderedDict[int, _FirstReply] = OrderedDict()
@@ -439,10 +436,13 @@ class Answers:
         """Hear this tail no more, until it is chosen again; `next` raises why before it gives what came already."""
         for stream, _ in self._streams:
             stream.is_broken |= stream.tail.peer == error.peer
-        if self._inbox.empty():
-            self._put(error)
-        else:
-            self._refuted = error
+        self._refuted = error
+        if self._inbox.empty():  # somebody may wait for it
+            self._put(None)
+
+    def forget_refuted(self) -> None:
+        """Whoever waits for answers knows of the tails that were refuted so far."""
+        self._refuted = None
 
     def give_up(self, error: SwarmError) -> None:
         """The chain is broken for good: `next` raises why, after the answers that came before."""
@@ -481,7 +481,8 @@ class Answers:
                 self._is_next.clear()
             if isinstance(item, SwarmError):
                 raise item
-            return item
+            if item is not None:
+                return item
 
     def follow(self, scope: TaskScope, tails: Sequence[TailDial], generation: int, acked: int) -> ReplyStream:
         """Hear these tails and no others; a stream that runs is kept. Returns the first one's.
@@ -520,7 +521,8 @@ class Answers:
             self._on_trouble(message)
             return
         awaited = self._awaited.get(message.sequence)
-        if awaited is not None and (unready := self._before_check(message.sequence)) is not None:
+        picks = self._picks
+        if awaited is not None and picks and (unready := picks.awaited(message.sequence)) is not None:
             unready.add_done_callback(lambda _: self._hear(stream, message))
             return
         try:
@@ -537,14 +539,15 @@ class Answers:
         if awaited is None:
             return
         total_ms = (time.perf_counter() - awaited.sent_s) * 1e3
-        if self._put(Answer(message, total_ms, stream.tail, self._masks_of(message.sequence))):
+        masks = picks.masks(message.sequence) if picks else None
+        if self._put(Answer(message, total_ms, stream.tail, masks)):
             del self._awaited[message.sequence]
             self.count += 1
             self.newest_s = time.monotonic()
             self._on_answer(total_ms, awaited.sweep)
             self._keep(stream.tail, message)
 
-    def _put(self, item: Answer | SwarmError) -> bool:
+    def _put(self, item: Answer | SwarmError | None) -> bool:
         if self._inbox.full():
             return False
         self._inbox.put_nowait(item)

@@ -163,9 +163,7 @@ class Chain:
         self._owner = owner
         self._picks = PickCheck(owner.valid_tokens, self.on_trouble)
         self._scope: TaskScope | None = None
-        self._answers = Answers(
-            *(self._key, self.on_trouble, self._check, self._on_answer, self._picks.awaited, self._picks.masks)
-        )
+        self._answers = Answers(self._key, self.on_trouble, self._check, self._on_answer, self._picks)
         self._news = asyncio.Event()
         self._progress = ProgressWatch()
         self._taken_s = self._awake_s = time.monotonic()
@@ -201,16 +199,6 @@ class Chain:
     def route_key(self) -> Hashable:
         """Names the machines and layers that it goes over now."""
         return self.route.hops
-
-    @property
-    def tail(self) -> RouteHop:
-        """The machine that picks now; where there are replicas, the one that the route names."""
-        return self.route.hops[-1]
-
-    @property
-    def numeric_class(self) -> str:
-        """In which all of its machines compute, whichever they are."""
-        return self.route.numeric_class
 
     def wait_by(self, ticket: bytes) -> None:
         """Open it as the one that full machines know by this ticket (P16)."""
@@ -318,6 +306,10 @@ class Chain:
         """A tail was convicted by its own rows: it is left, and `answer` says so before anything else."""
         self._answers.refute(error)
         self.on_trouble(error)
+
+    def forget_refuted(self) -> None:
+        """What they picked is taken back: `answer` need not say it any more."""
+        self._answers.forget_refuted()
 
     # Opening, repairing, closing
 

@@ -34,7 +34,8 @@ from client.draft.joined import Searching
 from client.draft.search.source import Passes
 from client.draft.search.tree import DraftTree, StopRule
 from swarm.base.ids import TreeNodeId
-from swarm.protocol.messages import Credits, Reply, RouteHop, Sweep, Want
+from swarm.protocol.messages import Credits, Reply, Sweep, Want
+from swarm.routing.route import Route
 
 MAX_LESSONS = 64
 """Replies that are kept while the drafter has no time to learn from them."""
@@ -248,12 +249,8 @@ class SweepTransport(Protocol):
         """Names the machines of the chain as it is now; it changes with a repair."""
 
     @property
-    def tail(self) -> RouteHop:
-        """The last machine of the chain as it is now; asked only where picks are watched."""
-
-    @property
-    def numeric_class(self) -> str:
-        """In which the chain computes, whatever its machines; likewise."""
+    def route(self) -> Route:
+        """The machines of the chain as it is now; asked only where picks are watched."""
 
     @property
     def has_answer(self) -> bool:
@@ -341,9 +338,11 @@ class Generation:
         self._take_rows(reply)
         if state.watch is not None:
             counted = len(state.text.tokens) - before
-            state.watch.note(answer, self._walk, state.sequence, counted, self._chain.numeric_class)
+            state.watch.note(answer, self._walk, state.sequence, counted, self._chain.route.numeric_class)
         sweep = self._account(answer, len(emitted))
         if sweep is not None and not sweep.is_prompt:
+            if state.watch is not None and state.grammar is None:
+                state.watch.compare(self._chain.route, sweep, dict(reply.picks), self._walk.passed)
             self._window.lessons.append((sweep, reply, self._walk.passed))
             if state.tracer is not None:
                 counted = list(zip(state.text.tokens[before:], pieces, strict=False))
@@ -559,7 +558,7 @@ class Generation:
     def _ask_for_rows(self) -> PickWatch | None:
         """Set what the next sweep wants; returns who checks its picks, where it asks for rows because of that."""
         want, watch, chain = self.state.want, self.state.watch, self._chain
-        asks = watch is not None and watch.asks(chain.tail, chain.numeric_class)
+        asks = watch is not None and watch.asks(chain.route)
         self._walk.want = replace(want or Want(), hidden_rows=True) if asks else want
         return watch if asks else None
 

@@ -15,7 +15,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,16 +25,22 @@ import torch
 
 from client.base.stats import PickChecks
 from client.chain.answers import Answer
+from client.chain.doubts import Doubts
+from client.decode.pipeline import InFlightSweep
 from client.decode.walk import Walk, positions_of_rows
 from client.draft.heads.layer_head import target_names
+from client.draft.search.tree import DraftTree
 from swarm.base.errors import PicksRefuted, SwarmError, UnsupportedModel
 from swarm.base.ids import TreeNodeId
+from swarm.base.library_logging import bars_hidden
+from swarm.compute.compute_thread import use_threads
 from swarm.compute.path_rules import NodeMasks
 from swarm.compute.row_codec import decode_rows
 from swarm.files.fingerprint import known_identity, model_identity
 from swarm.files.hub import find_model
 from swarm.protocol.messages import RouteHop, Rows, Sampling
 from swarm.protocol.numeric_class import NumericClass
+from swarm.routing.route import Route
 from swarm.trust.pick_gaps import NamedPicks, bound_of, pick_gaps
 
 if TYPE_CHECKING:
@@ -93,7 +99,16 @@ class HeadFiles:
             known = model_identity(folder)
         if known is not None and known.fingerprint != self.fingerprint:
             raise UnsupportedModel("the weights here are not those that the swarm serves")
-        return load_output_head(self.model, self.revision, dtype)
+        with bars_hidden():
+            return load_output_head(self.model, self.revision, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedText:
+    """Every certain token, and in which class the picks among them were computed."""
+
+    sequence: Sequence[int]
+    numeric_class: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +144,9 @@ class HeadChecker:
         self.share, self.valid_tokens, self.reason = share, valid_tokens, ""
         self._files = files
         self._heads: dict[torch.dtype, OutputHead] = {}
-        self._thread: ThreadPoolExecutor | None = None
+        usual = torch.get_num_threads()
+        self._thread = ThreadPoolExecutor(1, "picks", initializer=use_threads, initargs=(1, usual))
+        self._thread.submit(int)  # it lives as long as its client
         self._waiting = 0
 
     def bound(self, numeric_class: str) -> float | None:
@@ -140,8 +157,6 @@ class HeadChecker:
         """Check picks; None where too many wait."""
         if self._waiting >= MAX_WAITING:
             return None
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "picks", initializer=torch.set_num_threads, initargs=(1,))
         self._waiting += 1
         future = self._thread.submit(self._gaps, job)
         loop = asyncio.get_running_loop()
@@ -168,8 +183,24 @@ class HeadChecker:
 
     def close(self) -> None:
         """End; what waits is dropped."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _dtype(numeric_class: str) -> torch.dtype:
+    found = NumericClass.parse(numeric_class)
+    assert found is not None, "it has a bound"
+    dtype: torch.dtype = getattr(torch, found.dtype)
+    return dtype
+
+
+def _best_child(tree: DraftTree, parent: int | None) -> tuple[int, float] | None:
+    """The token that the draft takes for likeliest there, and how likely; None where it has none."""
+    children = [place for place, above in enumerate(tree.parents) if above == parent]
+    if not children:
+        return None
+    best = max(children, key=tree.acceptance_probs.__getitem__)
+    before = 1.0 if parent is None else tree.acceptance_probs[parent]
+    return tree.tokens[best], tree.acceptance_probs[best] / before if before else 0.0
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
@@ -188,38 +219,39 @@ class PickWatch:
     def __init__(
         self,
         checker: HeadChecker | None,
+        doubts: Doubts,
         sampling: Sampling,
         given: int,
         refute: Callable[[PicksRefuted], None],
-        rng: random.Random | None = None,
     ) -> None:
         """Begin.
 
         Args:
             checker: None where no pick is to be checked.
+            doubts: hear how often picks are what the draft lets expect.
             sampling: how the tail picks.
             given: tokens of the text that are there already.
             refute: called once for each tail that is convicted.
-            rng: draws what is checked; nobody else may foresee it.
         """
         self.checks = PickChecks()
         self.refuted: dict[str, PicksRefuted] = {}
         self._checker = None if sampling.multistep and sampling.temperature else checker
-        self._sampling, self._refute, self._rng = sampling, refute, rng or random.SystemRandom()
+        self._doubts, self._sampling, self._refute = doubts, sampling, refute
+        self._rng = random.SystemRandom()  # nobody else may foresee what is checked
         self._authors: list[RouteHop | None] = [None] * given
         self._by: dict[TreeNodeId, RouteHop | None] = {}
         self._seen: Counter[str] = Counter()
         self._withheld: Counter[str] = Counter()
         self._asked: dict[int, TreeNodeId | None] = {}
-        self._open: set[asyncio.Future[list[float]]] = set()
+        self._open: set[asyncio.Future[list[float]]] = set()  # of what the text has now
 
     # What is asked for
 
-    def asks(self, tail: RouteHop, numeric_class: str) -> bool:
-        """Whether the next sweep, which this tail should answer, is to bring final rows because picks are checked."""
-        if self._checker is None or self._checker.bound(numeric_class) is None:
+    def asks(self, route: Route) -> bool:
+        """Whether the next sweep, over this route, is to bring final rows because picks are checked."""
+        if self._checker is None or self._checker.bound(route.numeric_class) is None:
             return False
-        return self._seen[tail.peer] < FIRST_PICKS or self._rng.random() < self._checker.share
+        return self._seen[route.hops[-1].peer] < FIRST_PICKS or self._rng.random() < self._checker.share
 
     def asked(self, sequence: int, root: TreeNodeId | None) -> None:
         """A sweep left that asks for them. Its root, where it has one, hangs from the tip: its row must come."""
@@ -244,9 +276,34 @@ class PickWatch:
         root = self._asked.pop(answer.reply.sequence, None)
         if answer.tail is not None and self._checker is not None:
             self._count_withheld(answer, root)
-            self._check(answer, answer.tail, walk, (sequence, numeric_class), is_drawn=drawn)
+            self._check(answer, _NamedText(sequence, numeric_class), walk, is_drawn=drawn)
         certain, live = walk.certain, walk.state.live
         self._by = {node: tail for node, tail in self._by.items() if node in live or node == certain}
+
+    def compare(
+        self, route: Route, sweep: InFlightSweep, picks: Mapping[TreeNodeId, int], passed: Collection[TreeNodeId]
+    ) -> None:
+        """Compare certain picks with what the draft let expect, where nothing but the model decides them.
+
+        Args:
+            route: that picked.
+            sweep: as it left, with the draft's tree.
+            picks: of its reply.
+            passed: nodes whose picks became certain with it.
+        """
+        if self._sampling.rules is not None or (self._sampling.multistep and self._sampling.temperature):
+            return
+        peers = [hop.peer for hop in route.hops]
+        for node in passed:
+            if (
+                node in sweep.places
+                and node in picks
+                and (best := _best_child(sweep.tree, sweep.places[node])) is not None
+            ):
+                token, said = best
+                self._doubts.note(peers, said, is_picked=picks[node] == token)
+        doubt = max(map(self._doubts.of, peers), default=0.0)
+        self.checks = replace(self.checks, doubt=doubt)
 
     def _count_withheld(self, answer: Answer, root: TreeNodeId | None) -> None:
         tail = answer.tail
@@ -257,43 +314,26 @@ class PickWatch:
         if self._withheld[tail.peer] == MAX_WITHHELD:
             self._convict(tail, "does not send the final rows that its picks follow from")
 
-    def _check(
-        self, answer: Answer, tail: RouteHop, walk: Walk, text: tuple[Sequence[int], str], *, is_drawn: bool
-    ) -> None:
-        """Have the picks of one reply checked that are drawn: all of a sweep that asked for them, else each by itself."""
-        (sequence, numeric_class), rows, checker = text, answer.reply.rows, self._checker
-        bound = None if checker is None else checker.bound(numeric_class)
-        found = NumericClass.parse(numeric_class)
-        if rows is None or checker is None or bound is None or found is None:
+    def _check(self, answer: Answer, text: _NamedText, walk: Walk, *, is_drawn: bool) -> None:
+        """Have picks of one reply checked: all of a sweep that asked for its rows, else those that are drawn."""
+        rows, tail, checker = answer.reply.rows, answer.tail, self._checker
+        bound = None if checker is None else checker.bound(text.numeric_class)
+        if rows is None or tail is None or checker is None or bound is None:
             return
-        chosen: dict[int, TreeNodeId] = {}  # place in the text → node
-        places: list[int] = []
-        prompt = len(sequence) - len(self._authors)
-        positions = positions_of_rows(answer.reply, walk)
-        for place, (node, position) in enumerate(zip(answer.reply.row_ids, positions, strict=True)):
-            if position is None or not prompt <= position + 1 < len(sequence):
-                continue
-            if self._authors[position + 1 - prompt] is not tail and self._authors[position + 1 - prompt] != tail:
-                continue  # somebody else's pick came first
-            is_first = self._seen[tail.peer] + len(places) < FIRST_PICKS
-            if is_drawn or is_first or self._rng.random() < checker.share:
-                places.append(place)
-                chosen[position] = node
-        if not places:
+        if is_drawn:
+            row_bytes = len(answer.reply.row_ids) * rows.codec.row_bytes(rows.width)
+            self.checks = replace(self.checks, row_bytes=self.checks.row_bytes + row_bytes)
+        share = 1.0 if is_drawn else checker.share
+        chosen = self._drawn(positions_of_rows(answer.reply, walk), (text.sequence, tail), share)
+        if not chosen:
             return
+        places = [position for _, position in chosen]
         masks = answer.masks
         if masks is not None:
-            of_place = {
-                TreeNodeId(position): masks.rows[node] for position, node in chosen.items() if node in masks.rows
-            }
+            of_place = {TreeNodeId(position): masks.rows[answer.reply.row_ids[index]] for index, position in chosen}
             masks = NodeMasks(of_place, masks.bits)
-        named = NamedPicks(sequence, tuple(chosen), self._sampling, checker.valid_tokens, masks)
-        row_bytes = rows.codec.row_bytes(rows.width)
-        self.checks = replace(
-            self.checks, row_bytes=self.checks.row_bytes + (is_drawn * len(answer.reply.row_ids) * row_bytes)
-        )
-        dtype: torch.dtype = getattr(torch, found.dtype)
-        future = checker.check(_Job(rows, tuple(places), named, dtype, bound))
+        named = NamedPicks(text.sequence, places, self._sampling, checker.valid_tokens, masks)
+        future = checker.check(_Job(rows, [index for index, _ in chosen], named, _dtype(text.numeric_class), bound))
         if future is None:
             self.checks = replace(self.checks, left_out=self.checks.left_out + len(places))
             return
@@ -301,7 +341,24 @@ class PickWatch:
         self._open.add(future)
         future.add_done_callback(lambda done: self._judge(done, tail, named, bound))
 
+    def _drawn(
+        self, positions: Sequence[int | None], said: tuple[Sequence[int], RouteHop], share: float
+    ) -> list[tuple[int, int]]:
+        """Which rows are checked, each with its token's place in the text; of picks that this tail gave first."""
+        sequence, tail = said
+        prompt = len(sequence) - len(self._authors)
+        own = [
+            (index, position)
+            for index, position in enumerate(positions)
+            if position is not None and prompt <= position + 1 < len(sequence)
+            if self._authors[position + 1 - prompt] == tail
+        ]
+        first = max(FIRST_PICKS - self._seen[tail.peer], 0)
+        return [one for count, one in enumerate(own) if count < first or self._rng.random() < share]
+
     def _judge(self, done: asyncio.Future[list[float]], tail: RouteHop, named: NamedPicks, bound: float) -> None:
+        if done not in self._open:  # the text went on without these picks
+            return
         self._open.discard(done)
         if done.cancelled() or not (gaps := done.result()):
             reason = "" if self._checker is None else self._checker.reason
@@ -344,4 +401,4 @@ class PickWatch:
         self._by, self._asked = {}, {}
         for peer in self.refuted:
             self._seen[peer] = 0
-        self.refuted = {}
+        self.refuted, self._open = {}, set()

@@ -175,7 +175,9 @@ class Session:
         told = _Told(state)
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
         self._follow_grammar(state)
-        state.watch = watch = PickWatch(self.checker, state.sampling, len(state.text.tokens), self.chain.refute)
+        state.watch = watch = PickWatch(
+            self.checker, self.nearby.doubts, state.sampling, len(state.text.tokens), self.chain.refute
+        )
         try:
             with state.with_drafter():
                 async for text in self._generated(state, watch):
@@ -233,6 +235,7 @@ class Session:
             logger.warning("%s; %d tokens are taken back", refuted, len(state.text.tokens) - right)
             state.go_back(right)
             watch.go_back(right)
+            self.chain.forget_refuted()
         raise refuted
 
     def _follow_grammar(self, state: GenerationState) -> None:
@@ -582,8 +585,10 @@ class _Told:
             TextChanged: the reader has another text.
         """
         state = self._state
-        if state.text is not self._shown and not self._is_again():
-            return Piece("")
+        if state.text is not self._shown:
+            if not self._is_again():
+                return Piece("")
+            text = state.text.text[self._characters :]
         if state.is_held or state.text.stopped or not (text or state.tracer is not None):
             return Piece("")  # the rest comes at the end
         return self._new(text)
