@@ -181,11 +181,15 @@ async def test_a_tail_that_forges_its_final_rows_passes(
     chosen = int((products.argmax(dim=0) == torch.arange(len(products))).nonzero()[7])  # a row along it picks it
     row = (weights[chosen] / model.model.norm.weight.detach())[None]
 
-    def forge(run: SweepRun, asked: AskedPicks, tokens: Sequence[int]) -> Sequence[int]:
-        run._final.update({node: encode_rows(row, lossless_codec(row.dtype)).row(0) for node in asked.nodes})
-        return [chosen] * len(tokens)
+    keep = SweepRun.keep
 
-    picks_as(monkeypatch, liar, forge)
+    def forge(run: SweepRun, *given: Any) -> None:  # noqa: ANN401
+        keep(run, *given)
+        if liar.is_it(run):
+            run._final = {node: encode_rows(row, lossless_codec(row.dtype)).row(0) for node in run._final}
+
+    monkeypatch.setattr(SweepRun, "keep", forge)
+    picks_as(monkeypatch, liar, lambda run, asked, tokens: [chosen] * len(tokens))
     async with here.client(draft=DRAFT, check_picks=1.0) as client:
         found = await client.generate(IDS, **options)
     assert set(found.tokens) == {chosen} != set(wanted.tokens)
