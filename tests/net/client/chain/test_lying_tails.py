@@ -218,9 +218,13 @@ async def test_a_stream_says_that_what_it_showed_was_another_text_and_goes_on_fr
     monkeypatch.setattr(HeadChecker, "_gaps", lambda checker, job: (time.sleep(0.1), gaps(checker, job))[1])
     shown: list[int] = []
     async with here.client(draft=DRAFT, check_picks=1.0) as client:
-        with pytest.raises(TextChanged, match="the model picks otherwise") as changed:
+
+        async def read() -> None:
             async for piece in client.stream(IDS, **SAMPLED):
-                shown += piece.tokens
+                shown.extend(piece.tokens)
+
+        with pytest.raises(TextChanged, match="the model picks otherwise") as changed:
+            await read()
         right = changed.value.right_tokens
         assert tuple(shown[:right]) == wanted.tokens[:right] != tuple(shown)
         assert changed.value.tokens == wanted.tokens[: len(changed.value.tokens)]
