@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from client.base.stats import PickChecks
-from client.chain.answers import Answer
+from client.chain.answers import MAX_ROWS, Answer
 from client.chain.doubts import Doubts
 from client.decode.pipeline import InFlightSweep
 from client.decode.walk import Walk, positions_of_rows
@@ -308,7 +308,8 @@ class PickWatch:
     def _count_withheld(self, answer: Answer, root: TreeNodeId | None) -> None:
         tail = answer.tail
         assert tail is not None
-        if root is None or root in answer.reply.row_ids:
+        came = answer.reply.row_ids
+        if root is None or root in came or len(came) >= MAX_ROWS:  # the deepest ones alone
             return
         self._withheld[tail.peer] += 1
         if self._withheld[tail.peer] == MAX_WITHHELD:

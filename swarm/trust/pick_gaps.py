@@ -118,12 +118,14 @@ def _kept(scaled: Tensor, sampling: Sampling, slack: Tensor) -> tuple[Tensor, Te
     near = 2 * slack[:, None]  # two logits may come nearer by so much
     top = scaled.amax(dim=1, keepdim=True)
     count = min(sampling.top_k or scaled.shape[1], scaled.shape[1])
-    ordered = scaled.sort(dim=1, descending=True).values
+    has_nucleus = sampling.top_p is not None and sampling.top_p < 1
+    if count < scaled.shape[1] or has_nucleus:
+        ordered = scaled.sort(dim=1, descending=True).values
     if count < scaled.shape[1]:
         last, after = ordered[:, count - 1 : count], ordered[:, count : count + 1]
         sure &= scaled > after + near
         possible &= scaled >= last - near
-    if sampling.top_p is not None and sampling.top_p < 1:
+    if sampling.top_p is not None and has_nucleus:
         weights = (ordered[:, :count] - top).exp()
         mass = torch.nn.functional.pad(weights.cumsum(dim=1), (1, 0)) / weights.sum(dim=1, keepdim=True)
         rising = ordered[:, :count].flip(1).contiguous()

@@ -18,7 +18,7 @@ import torch
 import client.chain.answers
 import swarm.link.link
 from client import AsyncSwarm
-from client.base.options import Grammar
+from client.base.options import CHECKED_PICKS, Grammar
 from client.decode import pick_watch
 from client.decode.pick_watch import HeadChecker, HeadFiles, PickWatch
 from node.session.sweep_run import AskedPicks, SweepRun
@@ -304,7 +304,7 @@ async def test_by_default_rows_of_each_tails_first_picks_and_of_a_share_of_the_o
     here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pick_watch.random.SystemRandom, "random", lambda rng: 0.5)
-    async with here.client(draft=DRAFT) as client:
+    async with here.client(draft=DRAFT, check_picks=CHECKED_PICKS) as client:
         checks = (await client.generate(IDS, **SAMPLED)).stats.picks
     assert pick_watch.FIRST_PICKS <= checks.judged < 2 * pick_watch.FIRST_PICKS
     assert 0 < checks.row_bytes < 3 * pick_watch.FIRST_PICKS * 192 * 4
