@@ -104,7 +104,7 @@ class HeadFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class _NamedText:
+class _CertainText:
     """Every certain token, and in which class the picks among them were computed."""
 
     sequence: Sequence[int]
@@ -276,7 +276,7 @@ class PickWatch:
         root = self._asked.pop(answer.reply.sequence, None)
         if answer.tail is not None and self._checker is not None:
             self._count_withheld(answer, root)
-            self._check(answer, _NamedText(sequence, numeric_class), walk, is_drawn=drawn)
+            self._check(answer, _CertainText(sequence, numeric_class), walk, is_drawn=drawn)
         certain, live = walk.certain, walk.state.live
         self._by = {node: tail for node, tail in self._by.items() if node in live or node == certain}
 
@@ -315,7 +315,7 @@ class PickWatch:
         if self._withheld[tail.peer] == MAX_WITHHELD:
             self._convict(tail, "does not send the final rows that its picks follow from")
 
-    def _check(self, answer: Answer, text: _NamedText, walk: Walk, *, is_drawn: bool) -> None:
+    def _check(self, answer: Answer, text: _CertainText, walk: Walk, *, is_drawn: bool) -> None:
         """Have picks of one reply checked: all of a sweep that asked for its rows, else those that are drawn."""
         rows, tail, checker = answer.reply.rows, answer.tail, self._checker
         bound = None if checker is None else checker.bound(text.numeric_class)
