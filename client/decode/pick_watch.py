@@ -112,7 +112,7 @@ class _CertainText:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _PickJob:
     """Picks of one reply, to be checked.
 
     Attributes:
@@ -153,7 +153,7 @@ class HeadChecker:
         """The largest gap of an honest pick of such a tail; None where its picks cannot be checked."""
         return None if self.reason or not self.share else bound_of(numeric_class)
 
-    def check(self, job: _Job) -> asyncio.Future[list[float]] | None:
+    def check(self, job: _PickJob) -> asyncio.Future[list[float]] | None:
         """Check picks; None where too many wait."""
         if self._waiting >= MAX_WAITING:
             return None
@@ -166,7 +166,7 @@ class HeadChecker:
     def _done(self) -> None:
         self._waiting -= 1
 
-    def _gaps(self, job: _Job) -> list[float]:
+    def _gaps(self, job: _PickJob) -> list[float]:
         """On the thread."""
         if self.reason:
             return []
@@ -334,7 +334,7 @@ class PickWatch:
             of_place = {TreeNodeId(position): masks.rows[answer.reply.row_ids[index]] for index, position in chosen}
             masks = NodeMasks(of_place, masks.bits)
         named = NamedPicks(text.sequence, places, self._sampling, checker.valid_tokens, masks)
-        future = checker.check(_Job(rows, [index for index, _ in chosen], named, _dtype(text.numeric_class), bound))
+        future = checker.check(_PickJob(rows, [index for index, _ in chosen], named, _dtype(text.numeric_class), bound))
         if future is None:
             self.checks = replace(self.checks, left_out=self.checks.left_out + len(places))
             return
