@@ -337,8 +337,8 @@ class Generation:
         state.log_probs += self._walk.log_probs[: len(state.text.tokens) - before]
         self._take_rows(reply)
         if state.watch is not None:
-            counted = len(state.text.tokens) - before
-            state.watch.note(answer, self._walk, state.sequence, counted, self._chain.route.numeric_class)
+            took = len(state.text.tokens) - before
+            state.watch.note(answer, self._walk, state.sequence, took, self._chain.route.numeric_class)
         sweep = self._account(answer, len(emitted))
         if sweep is not None and not sweep.is_prompt:
             if state.watch is not None and state.grammar is None:

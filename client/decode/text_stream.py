@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol
 
 from tokenizers import Tokenizer
 
@@ -62,7 +62,7 @@ class GrowingText(Protocol):
     def finish(self) -> str:
         """Return what was held back."""
 
-    def first(self, tokens: int) -> Self:
+    def first(self, tokens: int) -> GrowingText:
         """The same text as it was after its first tokens, to go on otherwise."""
 
 
@@ -96,7 +96,7 @@ class TextStream:
     ) -> None:
         if "" in stop:
             raise ConfigError("stop strings: an empty one would end every text before it begins")
-        self._again = partial(type(self), tokenizer, prompt, stop=stop, eos_ids=eos_ids, max_new_tokens=max_new_tokens)
+        self._again = partial(TextStream, tokenizer, prompt, stop=stop, eos_ids=eos_ids, max_new_tokens=max_new_tokens)
         self._vocabulary = _Vocabulary(tokenizer.backend_tokenizer)
         special = self._vocabulary.special.values()
         self._named_stop = tuple(string for string in stop if any(token in string for token in special))
@@ -119,7 +119,7 @@ class TextStream:
         self._show = frozenset(special)
         self._held = _HeldText(self._show)
 
-    def first(self, tokens: int) -> Self:
+    def first(self, tokens: int) -> TextStream:
         """The same text as it was after its first tokens, to go on otherwise."""
         again = self._again()
         again.show(self._show)
