@@ -179,7 +179,7 @@ class PickChecks:
     Attributes:
         judged: picks that were checked.
         largest_gap: of those, how far the best token's score lay above that of a pick, in logits.
-        left_out: picks that were drawn, and not checked because too many waited.
+        left_out: picks that were drawn and not checked: too many waited, or it could not be done.
         row_bytes: of final rows that travelled for this alone.
         refuted: machines that were convicted.
         reason: why none could be checked; empty where some were, or none were asked for.

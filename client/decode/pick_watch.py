@@ -173,17 +173,17 @@ class HeadChecker:
         try:
             if job.dtype not in self._heads:
                 self._heads = {job.dtype: self._files.load(job.dtype)}  # one at a time: texts are of one class mostly
-            head = self._heads[job.dtype]
-            rows = decode_rows(job.rows, job.dtype)[list(job.places), : head.hidden_size]
-            return pick_gaps(head.logits(rows), job.named, job.bound)
         except (SwarmError, OSError, MemoryError, RuntimeError) as error:
             self.reason = str(error).partition("\n")[0]
             logger.info("picks are not checked: %s", self.reason)
             return []
+        head = self._heads[job.dtype]
+        rows = decode_rows(job.rows, job.dtype)[list(job.places), : head.hidden_size]
+        return pick_gaps(head.logits(rows), job.named, job.bound)
 
     def close(self) -> None:
-        """End; what waits is dropped."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End with the check that runs; what waits is dropped."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
 
 def _dtype(numeric_class: str) -> torch.dtype:
@@ -325,7 +325,10 @@ class PickWatch:
             row_bytes = len(answer.reply.row_ids) * rows.codec.row_bytes(rows.width)
             self.checks = replace(self.checks, row_bytes=self.checks.row_bytes + row_bytes)
         share = 1.0 if is_drawn else checker.share
-        chosen = self._drawn(positions_of_rows(answer.reply, walk), (text.sequence, tail), share)
+        own = {node for node, _ in answer.reply.picks}  # a row of any other says nothing of what was picked here
+        pairs = zip(answer.reply.row_ids, positions_of_rows(answer.reply, walk), strict=True)
+        positions = [position if node in own else None for node, position in pairs]
+        chosen = self._drawn(positions, (text.sequence, tail), share)
         if not chosen:
             return
         places = [position for _, position in chosen]
@@ -361,9 +364,10 @@ class PickWatch:
         if done not in self._open:  # the text went on without these picks
             return
         self._open.discard(done)
-        if done.cancelled() or not (gaps := done.result()):
+        if done.cancelled() or done.exception() is not None or not (gaps := done.result()):
             reason = "" if self._checker is None else self._checker.reason
-            self.checks = replace(self.checks, reason=reason)
+            left_out = self.checks.left_out + len(named.places)
+            self.checks = replace(self.checks, reason=reason, left_out=left_out)
             return
         worst = max(range(len(gaps)), key=gaps.__getitem__)
         largest = max(self.checks.largest_gap, gaps[worst])

@@ -147,7 +147,7 @@ class AsyncSwarm:
                         yield cls(opener, factory, scope, loaded.notes)
                 finally:
                     if opener.checker is not None:
-                        opener.checker.close()
+                        await asyncio.to_thread(opener.checker.close)
                     await asyncio.to_thread(loaded.save_calibrations)
 
     async def stream(

@@ -277,6 +277,29 @@ async def test_a_tail_that_keeps_its_rows_to_itself_is_left(
     assert len(found.stats.picks.refuted) == 1
 
 
+async def test_rows_of_other_nodes_than_were_picked_say_nothing_and_break_nothing(
+    honest: AsyncSwarm, here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tail may name any node: one of an earlier sweep has no mask in this one."""
+    options = {**SAMPLED, "grammar": SCHEMA}
+    wanted = await honest.generate(IDS, **options)
+    with_rows = Tail._with_rows
+
+    def more(tail: Tail, reply: Any, sweep: Any, path: Any, final: Any) -> Any:  # noqa: ANN401
+        made = with_rows(tail, reply, sweep, path, final)
+        if made.rows is None or sweep.sequence < 3:
+            return made
+        data = made.rows.row(0).data + made.rows.data
+        return replace(made, row_ids=(0, *made.row_ids), rows=replace(made.rows, count=made.rows.count + 1, data=data))
+
+    monkeypatch.setattr(Tail, "_with_rows", more)
+    async with here.client(draft=DRAFT, check_picks=1.0) as client:
+        found = await client.generate(IDS, **options)
+    assert found.tokens == wanted.tokens
+    assert found.stats.picks.judged == len(found.tokens)
+    assert found.stats.picks.refuted == ()
+
+
 async def test_where_nobody_else_has_its_layers_no_token_of_a_liar_is_handed_out(
     monkeypatch: pytest.MonkeyPatch, here: InProcessSwarm
 ) -> None:
