@@ -289,7 +289,7 @@ async def test_rows_of_other_nodes_than_were_picked_say_nothing_and_break_nothin
         made = with_rows(tail, reply, sweep, path, final)
         if made.rows is None or sweep.sequence < 3:
             return made
-        data = made.rows.row(0).data + made.rows.data
+        data = b"".join((made.rows.row(0).data, made.rows.data))
         return replace(made, row_ids=(0, *made.row_ids), rows=replace(made.rows, count=made.rows.count + 1, data=data))
 
     monkeypatch.setattr(Tail, "_with_rows", more)
