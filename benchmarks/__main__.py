@@ -18,7 +18,7 @@ from swarm.base.cli import make_console
 
 PROGRAMS: Final = {
     "control": ("cells", "pipe", "prefill", "replay"),
-    "drafting": ("calibration", "codec", "drafters", "near_ties", "quantised", "vocabularies"),
+    "drafting": ("calibration", "codec", "drafters", "near_ties", "pick_gaps", "quantised", "vocabularies"),
     "emulation": ("homes", "network"),
     "models": ("families",),
     "operations": ("agents", "api_overhead", "page_server"),

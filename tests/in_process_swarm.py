@@ -39,11 +39,12 @@ class InProcessSwarm:
 
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[AsyncSwarm]:  # noqa: ANN401
-        """A client of this swarm; it keeps no calibration unless an option names a file."""
+        """A client of this swarm; it keeps no calibration, and checks no picks, unless an option says so."""
         defaults: dict[str, Any] = {
             "registry": MemoryRegistry(self.network),
             "calibration": None,
             "draft_device": DEVICE,
+            "check_picks": 0.0,
         }
         async with AsyncSwarm.connect(self.model, **{**defaults, **options}) as swarm:
             yield swarm

@@ -33,6 +33,7 @@ class ChatJob:
         continues: whether the last message is the assistant's own beginning, which the answer goes on with.
         defaults: options that hold where neither those nor the checkpoint say.
         left_out: what the request has and this server has not, as `client.api.request_fields` words it.
+        is_whole: nothing is shown before the end.
     """
 
     messages: Sequence[Message]
@@ -43,15 +44,17 @@ class ChatJob:
     continues: bool = False
     defaults: GenerateOptions = field(default_factory=usual_options)
     left_out: tuple[str, ...] = ()
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TextJob:
-    """The continuation of a text, without a template."""
+    """The continuation of a text, without a template; fields as in `ChatJob`."""
 
     prompt: str | Sequence[int]
     options: GenerateOptions = field(default_factory=GenerateOptions)
     defaults: GenerateOptions = field(default_factory=usual_options)
+    is_whole: bool = False
 
 
 Job = ChatJob | TextJob

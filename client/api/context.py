@@ -222,7 +222,7 @@ class ModelContext:
 
     async def read(self, job: Job, request: Request, take: Callable[[AnswerEvent], None]) -> Finished:
         """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
-        answer = await self.begin(job, request)
+        answer = await self.begin(replace(job, is_whole=True), request)
         take(answer.begun)
         end: Finished | None = None
         async with aclosing(answer.events) as events, while_there(request):
@@ -361,7 +361,7 @@ async def begin_all(context: ModelContext, jobs: Sequence[Job], request: Request
 
 async def complete_all(context: ModelContext, jobs: Sequence[Job], request: Request) -> list[FullAnswer]:
     """Run every job to its end; errors as of `ApiContext.complete`."""
-    answers = await begin_all(context, jobs, request)
+    answers = await begin_all(context, [replace(job, is_whole=True) for job in jobs], request)
     full = [FullAnswer(0) for _ in jobs]
     try:
         async with while_there(request), aclosing(answers.events()) as events:

@@ -146,6 +146,7 @@ async def _prepare(model: ModelLink, job: Job) -> Prepared:
     """Read a job: in a thread where it may take long, so that others go on meanwhile."""
     is_short = _size(job) < LONG_PROMPT and not (isinstance(job, ChatJob) and model.reader.template.has_template)
     prepared = model.reader.prepare(job) if is_short else await asyncio.to_thread(model.reader.prepare, job)
+    prepared.state.is_held = job.is_whole
     await model.swarm.factory.check_grammar(prepared.state)
     return prepared
 

@@ -56,6 +56,8 @@ _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _COMPACT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 """JSON without blanks and line ends, which cost tokens."""
 ModelOrFolder = Annotated[str | Path, Word("MODEL")]
+AUTO_HEAD = "auto"
+CHECKED_PICKS = 1 / 16
 CodecChoice = Literal["lossless", "int8"]
 """How hidden rows travel between hops: every bit of them, or in int8 blocks, which changes results."""
 
@@ -256,6 +258,10 @@ class ConnectionOptions(DraftOptions):
             (default: any).
         own: layers that only trusted machines compute, others any: first:4, last:2 or first:4,last:2 (default: all
             layers, where `trusted` is given).
+        check_picks: share of the picks to check against final rows that tails send, beside each tail's first ones; 1
+            checks all, and waits for that at the end of a text; 0 checks none.
+        head: folder, GGUF file or hub id whose output matrix checks picks; auto takes the model's own files where they
+            are here.
         membership: what joining takes beside an address; an invite to a private swarm brings it along.
         calibration: folder that keeps what is learned about drafts (default: one in the user's cache); None keeps
             nothing after this connection.
@@ -274,6 +280,8 @@ class ConnectionOptions(DraftOptions):
     hedge: bool = False
     trusted: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     own: OwnParts | None = None
+    check_picks: Probability = CHECKED_PICKS
+    head: ModelOrFolder = AUTO_HEAD
     insecure: Insecure = False
     membership: Found[Membership] = OPEN_SWARM
     calibration: Found[Path | None] = field(default_factory=default_calibration_folder)
@@ -301,6 +309,8 @@ class ConnectOptions(TypedDict, total=False):
     hedge: bool
     trusted: Sequence[str]
     own: str | None
+    check_picks: float
+    head: str | Path
     insecure: bool
     membership: Membership
 

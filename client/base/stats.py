@@ -173,6 +173,29 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
+class PickChecks:
+    """What came of checking a text's picks against the final rows of its tails (docs/design/lies.md).
+
+    Attributes:
+        judged: picks that were checked.
+        largest_gap: of those, how far the best token's score lay above that of a pick, in logits.
+        left_out: picks that were drawn and not checked: too many waited, or it could not be done.
+        row_bytes: of final rows that travelled for this alone.
+        refuted: machines that were convicted.
+        reason: why none could be checked; empty where some were, or none were asked for.
+        doubt: how much rarer than its calibration says the draft's best candidates were picked, 0 to 1: 1 is an alarm.
+    """
+
+    judged: int = 0
+    largest_gap: float = 0.0
+    left_out: int = 0
+    row_bytes: int = 0
+    refuted: tuple[str, ...] = ()
+    reason: str = ""
+    doubt: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """What one generation took.
 
@@ -195,6 +218,7 @@ class Stats:
         ids_travel: whether machines between the ends of the chain were sent token ids (P17).
         paths: how the client reaches the first machine and the last at the end, such as `direct`, `punched` or
             `relayed`; empty where it is not known.
+        picks: what came of checking picks.
     """
 
     tokens: int
@@ -213,6 +237,7 @@ class Stats:
     differences: tuple[str, ...] = ()
     ids_travel: bool = False
     paths: tuple[str, ...] = ()
+    picks: PickChecks = PickChecks()
 
     @property
     def acceptance_length(self) -> float:

@@ -69,6 +69,8 @@ class Target:
         needs_ids: whether layers behind the first read token ids, so that these travel through the chain (P17).
         fingerprint: of the model with its weights; None where only the weights themselves could tell.
         generation: its generation config, as it was read.
+        valid_tokens: ids that its tokenizer knows are below it; further ones are padding, which nobody picks. 0: it is
+            not known.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Target:
     needs_ids: bool = False
     fingerprint: str | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
+    valid_tokens: int = 0
 
     def is_like(self, model: ModelIdentity) -> bool:
         """Whether a swarm's model has this config, tokenizer and number of layers, whatever its weights."""
@@ -122,6 +125,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
         needs_ids=needs_ids(text),
         fingerprint=None if known is None else known.fingerprint,
         generation=generation,
+        valid_tokens=min(text.vocab_size, max(tokenizer.get_vocab().values(), default=text.vocab_size - 1) + 1),
     )
 
 

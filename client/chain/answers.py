@@ -29,6 +29,7 @@ from swarm.base.errors import (
     HopMisbehaved,
     HopTimeout,
     LocalProtocolError,
+    PicksRefuted,
     RemoteProtocolError,
     ReplicasDiffer,
     SwarmError,
@@ -50,7 +51,14 @@ from swarm.protocol.session import SessionState
 class PickCheck:
     """What the tail may pick after the nodes of sweeps that are away."""
 
-    def __init__(self) -> None:
+    def __init__(self, valid_tokens: int, give_up: Callable[[SwarmError], None]) -> None:
+        """Follow nothing yet.
+
+        Args:
+            valid_tokens: ids from here on are padding of the embedding, which no tail picks.
+            give_up: called where a grammar takes too much here: then no pick can be checked, and none is taken.
+        """
+        self._valid_tokens, self._give_up = valid_tokens, give_up
         self._place: GrammarPlace | None = None
         self._masks: dict[int, asyncio.Task[None]] = {}
         self._found: dict[int, NodeMasks] = {}
@@ -75,8 +83,10 @@ class PickCheck:
             self._masks[sweep.sequence] = scope.spawn(self._find(sweep.sequence, masks))
 
     async def _find(self, sequence: int, masks: Awaitable[NodeMasks]) -> None:
-        with suppress(RemoteProtocolError):  # it takes too much here, as it will at the tail
+        try:
             self._found[sequence] = await masks
+        except RemoteProtocolError as error:  # as at any honest tail; one that ignores the grammar would go on
+            self._give_up(error)
 
     def awaited(self, sequence: int) -> asyncio.Task[None] | None:
         """What must be done before a reply to this sweep is checked; None: nothing."""
@@ -84,17 +94,26 @@ class PickCheck:
         return None if task is None or task.done() else task
 
     def check(self, reply: Reply) -> None:
-        """Raise unless the grammar takes every pick.
+        """Raise unless the tokenizer knows every pick, and the grammar takes it.
 
         Raises:
             RemoteProtocolError: no honest tail picked that.
         """
+        for node, token in reply.picks:
+            if token >= self._valid_tokens:
+                raise RemoteProtocolError(
+                    "picks", f"token {token} after node {node}, which the tokenizer does not have"
+                )
         masks = self._found.get(reply.sequence)
         if masks is None:
             return
         for node, token in reply.picks:
             if not masks.allows(node, token):
                 raise RemoteProtocolError("picks", f"token {token} after node {node}, which the grammar does not take")
+
+    def masks(self, sequence: int) -> NodeMasks | None:
+        """What the grammar takes after the nodes of a sweep that has no answer yet."""
+        return self._found.get(sequence)
 
     def answered(self, sequence: int) -> None:
         """A sweep has its answer."""
@@ -323,10 +342,14 @@ class Answer:
     Attributes:
         reply: what the tail sent.
         total_ms: how long the sweep was away.
+        tail: whose reply it is; None of a chain without machines.
+        masks: what the grammar takes after the nodes whose picks were asked for; None without one.
     """
 
     reply: Reply
     total_ms: float
+    tail: RouteHop | None = None
+    masks: NodeMasks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +397,7 @@ class Answers:
         on_trouble: Callable[[SwarmError], None],
         check: Check = lambda reply, sweep: None,
         on_answer: Callable[[float, Sweep], None] = lambda total_ms, sweep: None,
-        before_check: Callable[[int], asyncio.Task[None] | None] = lambda sequence: None,
+        picks: PickCheck | None = None,
     ) -> None:
         """Hear nobody yet.
 
@@ -384,17 +407,18 @@ class Answers:
                 when tails do not pick the same.
             check: of every reply to a sweep that is unanswered.
             on_answer: called with how long a sweep was away, and the sweep.
-            before_check: what must be done before a reply to this sweep can be checked.
+            picks: knows what the grammar takes; a reply is checked once it does.
         """
         self.count = 0
         self.rows_bytes = 0
         self.newest_s = 0.0
-        self._check, self._on_answer, self._before_check = check, on_answer, before_check
+        self._check, self._on_answer, self._picks = check, on_answer, picks
+        self._refuted: PicksRefuted | None = None
         self._last_sent = 0
         self._key = key
         self._on_trouble = on_trouble
         self._streams: list[tuple[ReplyStream, asyncio.Task[None]]] = []
-        self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
+        self._inbox: asyncio.Queue[Answer | SwarmError | None] = asyncio.Queue(INBOX_ITEMS)
         self._is_next = asyncio.Event()
         self._awaited: dict[int, _Awaited] = {}
         self._first: OrderedDict[int, _FirstReply] = OrderedDict()
@@ -429,6 +453,18 @@ class Answers:
         self._last_sent = max(self._last_sent, sweep.sequence)
         self._awaited[sweep.sequence] = _Awaited(sweep, time.perf_counter(), time.monotonic())
 
+    def refute(self, error: PicksRefuted) -> None:
+        """Hear this tail no more, until it is chosen again; `next` raises why before it gives what came already."""
+        for stream, _ in self._streams:
+            stream.is_broken |= stream.tail.peer == error.peer
+        self._refuted = error
+        if self._inbox.empty():  # somebody may wait for it
+            self._put(None)
+
+    def forget_refuted(self) -> None:
+        """Whoever waits for answers knows of the tails that were refuted so far."""
+        self._refuted = None
+
     def give_up(self, error: SwarmError) -> None:
         """The chain is broken for good: `next` raises why, after the answers that came before."""
         self._put(error)
@@ -450,6 +486,9 @@ class Answers:
             SwarmError: what broke the chain for good.
         """
         while True:
+            if self._refuted is not None:
+                refuted, self._refuted = self._refuted, None
+                raise refuted
             try:
                 async with asyncio.timeout(timeout_s):
                     item = await self._inbox.get()
@@ -463,7 +502,8 @@ class Answers:
                 self._is_next.clear()
             if isinstance(item, SwarmError):
                 raise item
-            return item
+            if item is not None:
+                return item
 
     def tell(self, tell: Tell) -> None:
         """Say to every tail what a sweep holds (P17)."""
@@ -508,7 +548,8 @@ class Answers:
             self._on_trouble(message)
             return
         awaited = self._awaited.get(message.sequence)
-        if awaited is not None and (unready := self._before_check(message.sequence)) is not None:
+        picks = self._picks
+        if awaited is not None and picks and (unready := picks.awaited(message.sequence)) is not None:
             unready.add_done_callback(lambda _: self._hear(stream, message))
             return
         try:
@@ -525,14 +566,15 @@ class Answers:
         if awaited is None:
             return
         total_ms = (time.perf_counter() - awaited.sent_s) * 1e3
-        if self._put(Answer(message, total_ms)):
+        masks = picks.masks(message.sequence) if picks else None
+        if self._put(Answer(message, total_ms, stream.tail, masks)):
             del self._awaited[message.sequence]
             self.count += 1
             self.newest_s = time.monotonic()
             self._on_answer(total_ms, awaited.sweep)
             self._keep(stream.tail, message)
 
-    def _put(self, item: Answer | SwarmError) -> bool:
+    def _put(self, item: Answer | SwarmError | None) -> bool:
         if self._inbox.full():
             return False
         self._inbox.put_nowait(item)

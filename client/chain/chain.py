@@ -48,6 +48,7 @@ from swarm.base.errors import (
     HopMisbehaved,
     HopSlow,
     HopTimeout,
+    PicksRefuted,
     RemoteProtocolError,
     ReplicasDiffer,
     RouteError,
@@ -114,12 +115,14 @@ class ChainOwner:
         blame: called with every trouble that counts against machines.
         check_rows: raises RemoteProtocolError where a reply's hidden rows are none of this model's.
         is_signed: whether a fault is what its reporter said.
+        valid_tokens: ids from here on are padding, which no honest tail picks.
     """
 
     find_route: FindRoute
     blame: Callable[[HopError], None]
     check_rows: Callable[[Rows], None]
     is_signed: SignatureCheck
+    valid_tokens: int
 
 
 class Chain:
@@ -162,9 +165,9 @@ class Chain:
         self._tells: TellLog | None = None
         self._next: SessionLink | None = None
         self._owner = owner
-        self._picks = PickCheck()
+        self._picks = PickCheck(owner.valid_tokens, self.on_trouble)
         self._scope: TaskScope | None = None
-        self._answers = Answers(self._key, self.on_trouble, self._check, self._on_answer, self._picks.awaited)
+        self._answers = Answers(self._key, self.on_trouble, self._check, self._on_answer, self._picks)
         self._news = asyncio.Event()
         self._progress = ProgressWatch()
         self._taken_s = self._awake_s = time.monotonic()
@@ -328,6 +331,15 @@ class Chain:
                 self._plan.report(TroubleReported(error), time.monotonic())
                 self._answers.give_up(error)
         self._news.set()
+
+    def refute(self, error: PicksRefuted) -> None:
+        """A tail was convicted by its own rows: it is left, and `answer` says so before anything else."""
+        self._answers.refute(error)
+        self.on_trouble(error)
+
+    def forget_refuted(self) -> None:
+        """What they picked is taken back: `answer` need not say it any more."""
+        self._answers.forget_refuted()
 
     # Opening, repairing, closing
 

@@ -31,6 +31,7 @@ from typing import Final
 
 from client.base.stats import Stats, SweepMeasurement
 from client.chain.chain import Chain
+from client.chain.doubts import Doubts
 from swarm.base.errors import HopError, SwarmError
 from swarm.base.ids import PeerId
 from swarm.base.tasks import TaskScope
@@ -301,6 +302,7 @@ class PeerLatency:
         failures: machines that failed and when, the newest `FAILURES_KEPT`.
         speeds: how fast machines were.
         openings: how long routes took to stand.
+        doubts: whether routes pick what drafts let expect: an audit's probability rises with that.
     """
 
     rng: random.Random = field(default_factory=random.SystemRandom)
@@ -310,6 +312,7 @@ class PeerLatency:
     failures: tuple[tuple[str, float], ...] = ()
     speeds: PeerSpeeds = field(default_factory=PeerSpeeds)
     openings: OpeningTimes = field(default_factory=OpeningTimes)
+    doubts: Doubts = field(default_factory=Doubts)
     _seed: int = field(init=False)
     _measured_at: float | None = None
 

@@ -23,6 +23,7 @@ from typing import Protocol
 import torch
 
 from client.chain.answers import Answer
+from client.decode.pick_watch import PickWatch
 from client.decode.pipeline import AnsweredSweep, InFlightSweep, SendWindow
 from client.decode.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.decode.prompt_parts import PromptParts
@@ -33,7 +34,8 @@ from client.draft.joined import Searching
 from client.draft.search.source import Passes
 from client.draft.search.tree import DraftTree, StopRule
 from swarm.base.ids import TreeNodeId
-from swarm.protocol.messages import Credits, Reply, Sweep
+from swarm.protocol.messages import Credits, Reply, Sweep, Want
+from swarm.routing.route import Route
 
 MAX_LESSONS = 64
 """Replies that are kept while the drafter has no time to learn from them."""
@@ -247,6 +249,10 @@ class SweepTransport(Protocol):
         """Names the machines of the chain as it is now; it changes with a repair."""
 
     @property
+    def route(self) -> Route:
+        """The machines of the chain as it is now; asked only where picks are watched."""
+
+    @property
     def has_answer(self) -> bool:
         """Whether `answer` would return at once."""
 
@@ -330,8 +336,13 @@ class Generation:
         pieces = [state.text.push([token]) for token in emitted]
         state.log_probs += self._walk.log_probs[: len(state.text.tokens) - before]
         self._take_rows(reply)
+        if state.watch is not None:
+            took = len(state.text.tokens) - before
+            state.watch.note(answer, self._walk, state.sequence, took, self._chain.route.numeric_class)
         sweep = self._account(answer, len(emitted))
         if sweep is not None and not sweep.is_prompt:
+            if state.watch is not None and state.grammar is None:
+                state.watch.compare(self._chain.route, sweep, dict(reply.picks), self._walk.passed)
             self._window.lessons.append((sweep, reply, self._walk.passed))
             if state.tracer is not None:
                 counted = list(zip(state.text.tokens[before:], pieces, strict=False))
@@ -396,7 +407,10 @@ class Generation:
         tree, plan, draft_ms = await self._grow_tree(walk.room - 1)
         foreign = self._foreign_in_flight
         sent = tree.first(plan.nodes if plan.chunk is None else plan.chunk)
+        asks = self._ask_for_rows()
         sweep = walk.extend(sent)
+        if asks is not None:
+            asks.asked(sweep.sequence, sweep.first_id)
         self._chain.send(sweep)
         places: dict[TreeNodeId, int | None] = {sweep.first_id: None}
         places |= {TreeNodeId(sweep.first_id + 1 + place): place for place in range(len(sent))}
@@ -475,7 +489,10 @@ class Generation:
         tree, ids, new = found.tree, found.node_ids, found.new[: found.plan.nodes]
         now_s = state.clock()
         draft_ms, contention = (now_s - started_s) * 1e3, window.contention(now_s, self._foreign_in_flight)
+        asks = self._ask_for_rows()
         sweep = walk.grow([tree.tokens[place] for place in new], [ids[tree.parents[place]] for place in new])
+        if asks is not None:
+            asks.asked(sweep.sequence, None)
         chain.send(sweep)
         places: dict[TreeNodeId, int | None] = {ids[place]: place for place in new}
         occupancy = state.policy.occupancy(route, len(new))
@@ -537,6 +554,13 @@ class Generation:
     def _may_extend(self, room: int, pipeline: PipelineState) -> bool:
         temperature = self.state.sampling.temperature
         return self.state.policy.max_nodes(self._chain.route_key, temperature, room, pipeline) > 0
+
+    def _ask_for_rows(self) -> PickWatch | None:
+        """Set what the next sweep wants; returns who checks its picks, where it asks for rows because of that."""
+        want, watch, chain = self.state.want, self.state.watch, self._chain
+        asks = watch is not None and watch.asks(chain.route)
+        self._walk.want = replace(want or Want(), hidden_rows=True) if asks else want
+        return watch if asks else None
 
     # Replies
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from client.base.stats import SweepMeasurement, TokenLogProbs
+from client.decode.pick_watch import PickWatch
 from client.decode.pipeline import SweepTracer
 from client.decode.policy import FixedPolicy, SpeculationPolicy
 from client.decode.text_stream import GrowingText
@@ -111,6 +112,8 @@ class GenerationState:
         log_probs: one per token of `text` that this run brought, where they are told.
         grammar: of the rules of picks, compiled, so that picks can be checked.
         forced: what it forces next; None without a grammar.
+        is_held: nothing is shown before the end, so that what a refuted machine picked was never seen.
+        watch: of its picks; made anew with each session that it runs in.
     """
 
     prompt: tuple[int, ...]
@@ -135,6 +138,8 @@ class GenerationState:
     log_probs: list[TokenLogProbs] = field(default_factory=list)
     grammar: CompiledGrammar | None = None
     forced: ForcedText | None = None
+    is_held: bool = False
+    watch: PickWatch | None = None
 
     @property
     def want(self) -> Want | None:
@@ -168,6 +173,11 @@ class GenerationState:
                 self.observe, self.prompt_rows = drafter.observe, drafter.prompt_rows if self.nodes else 0
             self.drafter = drafter
             yield
+
+    def go_back(self, tokens: int) -> None:
+        """Keep the first tokens of the text, no others."""
+        self.text = self.text.first(tokens)
+        del self.log_probs[max(tokens - self.resumed_tokens, 0) :]
 
     def unfinished(self) -> Unfinished:
         """What `resume` needs."""

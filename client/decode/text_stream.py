@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 from tokenizers import Tokenizer
@@ -61,6 +62,9 @@ class GrowingText(Protocol):
     def finish(self) -> str:
         """Return what was held back."""
 
+    def first(self, tokens: int) -> GrowingText:
+        """The same text as it was after its first tokens, to go on otherwise."""
+
 
 class TextStream:
     """The text of one generation, piece by piece, and where it ends.
@@ -92,6 +96,7 @@ class TextStream:
     ) -> None:
         if "" in stop:
             raise ConfigError("stop strings: an empty one would end every text before it begins")
+        self._again = partial(TextStream, tokenizer, prompt, stop=stop, eos_ids=eos_ids, max_new_tokens=max_new_tokens)
         self._vocabulary = _Vocabulary(tokenizer.backend_tokenizer)
         special = self._vocabulary.special.values()
         self._named_stop = tuple(string for string in stop if any(token in string for token in special))
@@ -113,6 +118,13 @@ class TextStream:
         """Show these special tokens in the text, of which decoding drops all; to be called before the first `push`."""
         self._show = frozenset(special)
         self._held = _HeldText(self._show)
+
+    def first(self, tokens: int) -> TextStream:
+        """The same text as it was after its first tokens, to go on otherwise."""
+        again = self._again()
+        again.show(self._show)
+        again.push(self.tokens[:tokens])
+        return again
 
     @property
     def text(self) -> str:

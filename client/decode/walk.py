@@ -304,11 +304,9 @@ def hand_over_rows(reply: Reply, walk: Walk, sequence: Sequence[int], observe: O
     """
     if reply.rows is None:
         return
-    on_path = _live_path(walk)
     places: list[int] = []
     end = 0
-    for place, node in enumerate(reply.row_ids):
-        position = on_path.get(node, _committed_at(walk, node))
+    for place, position in enumerate(positions_of_rows(reply, walk)):
         if position is None or position >= len(sequence):
             continue
         if position != end:
@@ -318,6 +316,12 @@ def hand_over_rows(reply: Reply, walk: Walk, sequence: Sequence[int], observe: O
     if places:
         rows = decode_rows(reply.rows, torch.float32)
         observe(sequence[:end], rows[places])
+
+
+def positions_of_rows(reply: Reply, walk: Walk) -> list[int | None]:
+    """Where in the text the tokens stand whose rows a reply brought; None for those that are not certain."""
+    on_path = _live_path(walk)
+    return [on_path.get(node, _committed_at(walk, node)) for node in reply.row_ids]
 
 
 def _live_path(walk: Walk) -> dict[TreeNodeId, int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Unpack
 
 from client.base.options import (
+    AUTO_HEAD,
     UNCHANGED,
     ConnectionOptions,
     ConnectOptions,
@@ -30,6 +31,7 @@ from client.base.options import (
 from client.base.stats import Result
 from client.base.target import ModelSearch, Target, check_fingerprint, find_in_swarm, load_target
 from client.chain.opening import PeerLatency
+from client.decode.pick_watch import HeadChecker, HeadFiles
 from client.decode.state import GenerationState
 from client.draft.drafter import Drafters, aux_layers_of
 from client.draft.loading import drafting_thread, load_drafter, warm_up
@@ -137,6 +139,7 @@ class AsyncSwarm:
                     own=own,
                     aux_layers=aux_layers_of(loaded.drafter),
                     secret=await asyncio.to_thread(user_secret if wanted.calibration is not None else fresh_secret),
+                    checker=_checker(model, target, identity, wanted),
                 )
                 warm_up(drafting, loaded.drafter, target.hidden_size, wanted.threads)
                 drafters, defaults = Drafters(loaded.drafter, loaded.make_another), _defaults(target, wanted)
@@ -147,6 +150,8 @@ class AsyncSwarm:
                     with closing(factory):
                         yield cls(opener, factory, scope, loaded.notes)
                 finally:
+                    if opener.checker is not None:
+                        await asyncio.to_thread(opener.checker.close)
                     await asyncio.to_thread(loaded.save_calibrations)
 
     async def stream(
@@ -191,8 +196,9 @@ class AsyncSwarm:
 
     async def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
         """Generate and return the whole result; arguments and errors as in `stream`."""
-        result = None
-        async for piece in self.stream(prompt, **options):
+        state, result = self._factory.make(prompt, make_options(options)), None
+        state.is_held = True
+        async for piece in self._pieces(state):
             result = piece.result
         assert result is not None, "a stream ends with a result or an error"
         return result
@@ -242,6 +248,18 @@ class AsyncSwarm:
                 yield piece
 
 
+def _checker(
+    model: str | Path, target: Target, identity: ModelIdentity, options: ConnectionOptions
+) -> HeadChecker | None:
+    """What checks picks; whether it can is found out with the first text."""
+    if not options.check_picks:
+        return None
+    is_asked = options.head != AUTO_HEAD
+    revision = None if is_asked else options.revision
+    files = HeadFiles(options.head if is_asked else model, revision, identity.fingerprint, is_asked)
+    return HeadChecker(files, options.check_picks, target.valid_tokens)
+
+
 def _check(options: ConnectionOptions) -> tuple[tuple[str, ...], Membership, str | None]:
     """Refuse options that cannot be right before anything slow starts; the value is the swarm and its model.
 
@@ -250,6 +268,8 @@ def _check(options: ConnectionOptions) -> tuple[tuple[str, ...], Membership, str
     """
     if not options.wait >= 0:
         raise ConfigError(f"wait: {options.wait}; give seconds, 0 to wait for nobody")
+    if not 0 <= options.check_picks <= 1:
+        raise ConfigError(f"check_picks: {options.check_picks}; give a share, 0 … 1")
     check_threads(options.threads, "threads")
     if options.reproducible and options.codec == "int8":
         raise ConfigError("codec int8 rounds rows where spans meet, and a reproducible text was asked for")

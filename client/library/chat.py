@@ -175,8 +175,7 @@ class AsyncChat:
     async def _answer(self, options: GenerateOptions) -> AsyncGenerator[Piece, None]:
         """Run one turn; if the kept session has ended meanwhile, again in a new one."""
         plan = await asyncio.to_thread(self._conversation.plan)
-        state = self._generation(plan, options)
-        await self._factory.check_grammar(state)
+        state = await self._generation(plan, options)
         session = self._fitting(state)
         if session is not None:
             try:
@@ -189,7 +188,7 @@ class AsyncChat:
                 if error.tokens:
                     raise
             plan = await asyncio.to_thread(self._conversation.plan)
-            state = self._generation(plan, options)
+            state = await self._generation(plan, options)
         session = await self._open(state)
         try:
             async with aclosing(_parsed(session.run(state, self._note), plan.parser)) as pieces:
@@ -202,7 +201,7 @@ class AsyncChat:
     def _note(self, stats: Stats) -> None:
         self._stats = stats
 
-    def _generation(self, plan: AnswerPlan, given: GenerateOptions) -> GenerationState:
+    async def _generation(self, plan: AnswerPlan, given: GenerateOptions) -> GenerationState:
         """Make the generation of the next answer; near the end of the context it gets the tokens that are left."""
         options = make_options(given)
         options = replace(options, stop=(*options.stop, *plan.stop), show=(*options.show, *plan.show))
@@ -215,7 +214,9 @@ class AsyncChat:
                     f"the conversation has {len(prompt)} tokens, the model's context {limit}; clear it and begin again"
                 )
             options = replace(options, max_new_tokens=min(options.max_new_tokens, limit - len(prompt)))
-        return self._factory.make(prompt, options)
+        state = self._factory.make(prompt, options)
+        await self._factory.check_grammar(state)
+        return state
 
     def _fitting(self, state: GenerationState) -> Session | None:
         """The kept session, if this turn fits it."""

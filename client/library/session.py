@@ -17,12 +17,13 @@ from functools import partial
 import torch
 
 from client.base.options import CodecChoice
-from client.base.stats import Result, Stats, TokenLogProbs
+from client.base.stats import PickChecks, Result, Stats, TokenLogProbs
 from client.base.target import Target
 from client.chain.blame import RETRY_S, Refusals
 from client.chain.chain import Chain, ChainOwner
 from client.chain.opening import ChainOpening, PeerLatency, first_open
 from client.decode.loop import Generation
+from client.decode.pick_watch import HeadChecker, PickWatch
 from client.decode.policy import SWEEPS_IN_FLIGHT
 from client.decode.prompt_parts import LARGEST_UNANSWERED
 from client.decode.state import ForcedText, GenerationState
@@ -32,10 +33,13 @@ from client.library.known_prefixes import KnownPrefixes, fresh_secret
 from swarm.base.errors import (
     GenerationInterrupted,
     HopError,
+    LocalProtocolError,
+    PicksRefuted,
     RegistryError,
     RemoteProtocolError,
     RouteError,
     SwarmError,
+    TextChanged,
     UnsupportedModel,
 )
 from swarm.base.ids import ModelIdentity
@@ -63,6 +67,8 @@ EXPECTED_TOKENS = 1_024
 """New tokens of a text for which machines reserve KV at first, however many may come."""
 MOST_SLOWER = 2.0
 """By this factor a chain that holds a text's beginning may be slower than the fastest one, and is taken still."""
+MAX_REFUTED = 8
+"""How often one text is begun again because of tails that were refuted."""
 RANDOM_HEDGE = 0.1
 """Probability that any hop of a route has the replica, and not the slowest."""
 
@@ -134,12 +140,14 @@ class Session:
         walk: the client's side of the session's rules.
         codec: how hidden rows travel.
         nearby: learns how fast the machines of the chain are.
+        checker: checks picks against final rows; None: nobody does.
     """
 
     chain: Chain
     walk: Walk
     codec: Codec
     nearby: PeerLatency = field(default_factory=PeerLatency)
+    checker: HeadChecker | None = None
 
     @property
     def window_tokens(self) -> int:
@@ -156,28 +164,35 @@ class Session:
     ) -> AsyncGenerator[Piece, None]:
         """Generate; what the session's sequence has in common with the prompt does not travel again.
 
+        What a refuted tail picked is taken back, and the text goes on from what others gave.
+
         Args:
             state: of the generation.
             report: takes the stats, however the generation ends.
 
         Raises:
             GenerationInterrupted: the chain broke midway; carries text and tokens so far.
+            TextChanged: some of what was handed out was picked by a tail that was refuted, and is another text's.
         """
         started = state.clock()
         repaired = len(self.chain.repairs)
         first_token = started
-        last, told = "", len(state.text.tokens)
+        told = _Told(state)
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
         self._follow_grammar(state)
+        state.watch = watch = PickWatch(
+            self.checker, self.nearby.doubts, state.sampling, len(state.text.tokens), self.chain.refute
+        )
         try:
             with state.with_drafter():
-                async for text in Generation(state, self.chain, self.walk).run():
+                async for text in self._generated(state, watch):
                     if first_token == started and len(state.text.tokens) > state.resumed_tokens:
                         first_token = state.clock()
-                    if (text or state.tracer is not None) and not state.text.stopped:
-                        yield self._traced_piece(text, state, told)
-                        told = len(state.text.tokens)
-                    last = text
+                    piece = told.piece(text)
+                    if (piece.text or state.is_held or state.tracer is not None) and not state.text.stopped:
+                        yield self._traced(piece, state)
+        except TextChanged:
+            raise
         except SwarmError as error:
             if isinstance(error, HopError):
                 self.nearby.failed(error.peer)
@@ -194,8 +209,6 @@ class Session:
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
         ended = state.text
-        if not ended.stopped:
-            last = ""  # it was handed out; the text goes on in another session
         result = Result(
             ended.text,
             tuple(ended.tokens),
@@ -204,10 +217,36 @@ class Session:
             tuple(state.log_probs),
             ended.stop_string,
         )
-        yield replace(self._traced_piece(last, state, told), result=result)
+        yield replace(self._traced(told.rest(), state), result=result)
+
+    async def _generated(self, state: GenerationState, watch: PickWatch) -> AsyncIterator[str]:
+        """The text as it becomes certain, begun again from what is not refuted as often as need be.
+
+        Yields:
+            What `Generation.run` does; the text of `state` may have become shorter meanwhile.
+        """
+        for _ in range(MAX_REFUTED):
+            try:
+                async for text in Generation(state, self.chain, self.walk).run():
+                    yield text
+                await watch.settle()
+            except PicksRefuted:
+                if not watch.refuted:  # nobody else could take its place
+                    raise
+            if not watch.refuted:
+                return
+            refuted = next(iter(watch.refuted.values()))
+            right = watch.right_tokens()
+            logger.warning("%s; %d tokens are taken back", refuted, len(state.text.tokens) - right)
+            state.go_back(right)
+            watch.go_back(right)
+            self.chain.forget_refuted()
+        raise refuted
 
     def _follow_grammar(self, state: GenerationState) -> None:
         grammar, rules = state.grammar, state.sampling.rules
+        if rules is not None and rules.grammar is not None and grammar is None:  # a tail could ignore it
+            raise LocalProtocolError("grammar", "is not compiled, so picks cannot be checked by it")
         if grammar is None or rules is None:
             self.chain.follow(None)
             return
@@ -215,9 +254,8 @@ class Session:
         if not state.sampling.multistep:  # there every child is drawn
             state.forced = ForcedText(ForcedTokens(grammar, rules), self.chain.beside)
 
-    def _traced_piece(self, text: str, state: GenerationState, told: int) -> Piece:
-        """The text, and what came with it since there were `told` tokens."""
-        piece = _piece(text, state, told)
+    def _traced(self, piece: Piece, state: GenerationState) -> Piece:
+        """The piece, with the sweeps that answered meanwhile."""
         return piece if state.tracer is None else replace(piece, sweeps=state.tracer.take(self._hops))
 
     @property
@@ -245,6 +283,7 @@ class Session:
             differences=tuple(self.chain.differences),
             ids_travel=len(route.hops) >= MIDDLE_HOPS and not self.chain.ends_only,
             paths=tuple("" if path is None else path.value for path in self.chain.paths),
+            picks=PickChecks() if state.watch is None else state.watch.checks,
         )
 
 
@@ -268,6 +307,7 @@ class SessionOpener:
         aux_layers: what enters these comes beside the hidden rows of replies (P14).
         secret: names what its sessions have machines compute (P15), where they are not given another one.
         known: which chain holds which beginnings.
+        checker: checks picks against final rows; None: nobody does.
     """
 
     target: Target
@@ -285,6 +325,7 @@ class SessionOpener:
     aux_layers: tuple[int, ...] = ()
     secret: bytes = field(default_factory=fresh_secret, repr=False)
     known: KnownPrefixes = field(default_factory=KnownPrefixes)
+    checker: HeadChecker | None = None
     _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
@@ -395,7 +436,7 @@ class SessionOpener:
             scope.spawn(self._keep_known())
             codec = _codec(made.chain.route.numeric_class, self.codec)
             try:
-                yield Session(made.chain, walk, codec, self.nearby)
+                yield Session(made.chain, walk, codec, self.nearby, self.checker)
             finally:
                 self.known.note(walk.state.names, made.chain.route.hops)
 
@@ -415,7 +456,10 @@ class SessionOpener:
         self._warn_of_ids(route, want)
         detour = partial(self._detour, route.numeric_class, ends_only=want.ends_only)
         width = self.target.hidden_size * want.row_parts(self.target.num_layers)
-        owner = ChainOwner(detour, self.nearby.blame, partial(_check_rows, width), is_signed)
+        owner = ChainOwner(
+            *(detour, self.nearby.blame, partial(_check_rows, width), is_signed),
+            self.target.valid_tokens or self.target.vocab_size,
+        )
         chain = Chain(self.dialer, route, want, owner, self.wait_s)
         chain.accept_rows(_reply_rows_bytes(width, route))
         chain.ask_for(room.prefix)
@@ -573,10 +617,63 @@ def _no_promise(name: str, left_out: Sequence[str], error: RouteError) -> RouteE
     )
 
 
-def _piece(text: str, state: GenerationState, told: int) -> Piece:
-    """The piece behind so many tokens."""
-    new = tuple(state.text.tokens[told:])
-    return Piece(text, tokens=new, log_probs=tuple(state.log_probs[told - state.resumed_tokens :]))
+class _Told:
+    """What of a generation's text its reader has; nothing before the end where the state is held."""
+
+    def __init__(self, state: GenerationState) -> None:
+        self._state = state
+        self._shown = state.text
+        self._tokens, self._characters = len(state.text.tokens), len(state.text.text)
+
+    def piece(self, text: str) -> Piece:
+        """What is new, where `text` is what the last sweep brought.
+
+        Raises:
+            TextChanged: the reader has another text.
+        """
+        state = self._state
+        if state.text is not self._shown:
+            if not self._is_again():
+                return Piece("")
+            text = state.text.text[self._characters :]
+        if state.is_held or state.text.stopped or not (text or state.tracer is not None):
+            return Piece("")  # the rest comes at the end
+        return self._new(text)
+
+    def rest(self) -> Piece:
+        """All that is new at the end; errors as in `piece`."""
+        text = self._state.text
+        if text is not self._shown and not self._is_again():
+            raise self._changed(len(text.tokens))
+        return self._new(text.text[self._characters :])
+
+    def _new(self, text: str) -> Piece:
+        have, state = self._tokens, self._state
+        self._tokens, self._characters = len(state.text.tokens), self._characters + len(text)
+        return Piece(text, tokens=tuple(state.text.tokens[have:]), log_probs=self._log_probs(have))
+
+    def _log_probs(self, have: int) -> tuple[TokenLogProbs, ...]:
+        return tuple(self._state.log_probs[have - self._state.resumed_tokens :])
+
+    def _is_again(self) -> bool:
+        """Whether a text that was begun again has come to where the reader is."""
+        now, before = self._state.text, self._shown.tokens[: self._tokens]
+        pairs = enumerate(zip(now.tokens, before, strict=False))
+        if (other := next((place for place, (one, two) in pairs if one != two), None)) is not None:
+            raise self._changed(other)
+        if len(now.tokens) < self._tokens or not now.text.startswith(self._shown.text[: self._characters]):
+            return False
+        self._shown = now
+        return True
+
+    def _changed(self, right: int) -> TextChanged:
+        text = self._state.text
+        reason = (
+            f"what was shown after token {right} was picked by a machine that was refuted; the model picks otherwise"
+        )
+        changed = TextChanged(reason, text.text, text.tokens, right)
+        changed.unfinished = self._state.unfinished()
+        return changed
 
 
 def _is_multistep(sampling: Sampling) -> bool:

@@ -216,6 +216,12 @@ class IdStream:
         """Nothing is held back."""
         return ""
 
+    def first(self, tokens: int) -> IdStream:
+        """The same with its first tokens alone."""
+        again = IdStream(self._limit)
+        again.push(self.tokens[:tokens])
+        return again
+
 
 def _generation_state(text: CanaryText, tokens: int, drafting: ThreadPoolExecutor) -> GenerationState:
     from client.base.options import Options

@@ -18,8 +18,15 @@ def summary(stats: Stats) -> str:
     return (
         f"{stats.tokens} tokens in {_sweeps(stats)} · acceptance length {stats.acceptance_length:.2f} · "
         f"{stats.tokens_per_s:.1f} tokens/s · first token after {stats.time_to_first_token_s:.2f} s · "
-        f"seed {stats.seed}, {exact}"
+        f"seed {stats.seed}, {exact}{_checked(stats)}"
     )
+
+
+def _checked(stats: Stats) -> str:
+    """What checks of picks found, where they found something."""
+    refuted = len(stats.picks.refuted)
+    told = f" · what {refuted} machine{'s' if refuted > 1 else ''} picked was refuted and taken back" if refuted else ""
+    return f"{told} · the draft's candidates are picked too rarely: another model?" if stats.picks.doubt == 1 else told
 
 
 def _sweeps(stats: Stats) -> str:

@@ -22,6 +22,7 @@ SwarmError
 │  ├─ HopLeaving                   leaves soon, and serves until the session has moved
 │  ├─ HopRefused                   says that the session itself cannot be: its model, its window, a rule that it broke
 │  ├─ HopMisbehaved                broke the protocol, or lives and does not move the session's sweeps
+│  │  └─ PicksRefuted              picked what its own final rows do not give
 │  ├─ HopSlow                      holds sweeps back, and serves until the session has moved
 │  └─ ReplicasDiffer               does not compute what its replica computes
 ├─ RouteError(missing)             nobody serves some layers
@@ -30,6 +31,7 @@ SwarmError
 │  └─ ContextFull                  prompt and new tokens do not fit the session's window
 ├─ RegistryError                   the DHT cannot be joined or did not answer
 └─ GenerationInterrupted(text)     generation ended early; carries the text and tokens so far
+   └─ TextChanged                  what was shown came from a machine that was refuted, and is not the model's text
 """
 
 from __future__ import annotations
@@ -185,6 +187,10 @@ class HopMisbehaved(HopError):
     """Broke the protocol, or lives and does not move the session's sweeps."""
 
 
+class PicksRefuted(HopMisbehaved):
+    """Picked tokens that its own final rows do not give: what it picked is taken back."""
+
+
 class HopSlow(HopError):
     """Holds sweeps back for much longer than it should need; it serves until the session has moved elsewhere."""
 
@@ -252,3 +258,15 @@ class GenerationInterrupted(SwarmError):
         self.text = text
         self.tokens = tuple(tokens)
         self.unfinished: Unfinished | None = None
+
+
+class TextChanged(GenerationInterrupted):
+    """Text was shown that a refuted machine picked, and the model's own goes on otherwise; `text` is the model's.
+
+    Attributes:
+        right_tokens: of those that were shown, how many from the beginning are the model's too.
+    """
+
+    def __init__(self, reason: str, text: str, tokens: Sequence[int], right_tokens: int) -> None:
+        super().__init__(reason, text, tokens)
+        self.right_tokens = right_tokens

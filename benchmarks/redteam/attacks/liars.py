@@ -18,6 +18,10 @@ SEEN_LATER: Final = (
     "a machine that computes something else cannot be told from an honest one by a client that sees no rows; "
     "its price is an identity that users do not prefer, and a second replica (--hedge) where there is one"
 )
+CHECKED_LATER: Final = (
+    "picks are repeated from final rows beside the text, so a short one may be over before its tail is named "
+    "(--check-picks 1 waits for that); whoever lacks the model's output matrix names nobody"
+)
 LONG_S = 20.0
 BELOW_SILENCE_S = 0.5
 """A little less than the silence after which a link is given up."""
@@ -180,7 +184,7 @@ def _picks(change: object) -> Lie:
     return Lie(replies=lambda reply: (replace(reply, picks=tuple(change(reply))),))
 
 
-@attack("random-picks", Kind.TAILS, limit=SEEN_LATER)
+@attack("random-picks", Kind.TAILS, limit=CHECKED_LATER)
 async def random_picks(fight: Fight) -> None:
     """A tail that picks at random."""
     rng = random.Random(1)

@@ -40,6 +40,7 @@ async def test_a_second_text_of_the_same_prompt_begins_its_rules_anew(
     async with client.opener.open(len(IDS) + 12, nodes) as session:
         for options, expected in zip(asked, fresh, strict=True):
             state = client.factory.make(IDS, make_options(options))  # type: ignore[arg-type]
+            await client.factory.check_grammar(state)
             async for piece in session.run(state):
                 result = piece.result
             assert result is not None

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from client.chain.answers import Answers
-from swarm.base.errors import HopClosed, HopError, HopMisbehaved, SwarmError
+from client.chain.answers import Answers, PickCheck
+from swarm.base.errors import (
+    HopClosed,
+    HopError,
+    HopMisbehaved,
+    PicksRefuted,
+    RemoteProtocolError,
+    SwarmError,
+    Unreachable,
+)
 from swarm.base.ids import PeerId, TreeNodeId
 from swarm.base.layers import Span
 from swarm.base.tasks import TaskScope
 from swarm.link.dial import Connection
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import RepliesRequest, Reply, RouteHop, Sweep
+
+if TYPE_CHECKING:
+    from swarm.compute.grammars import GrammarPlace
+    from swarm.protocol.session import SessionState
 
 TAIL = RouteHop(PeerId("QmTail"), Span(4, 12))
 SWEEP = Sweep(1, 0, TreeNodeId(0), (7, 8), (None, TreeNodeId(0)), TreeNodeId(0), 3, 0)
@@ -67,3 +81,60 @@ async def test_a_tail_that_takes_a_pick_back_is_left_and_its_first_word_counts(a
     assert stream.is_broken == is_blamed
     if is_blamed:
         assert "picked 6 before" in str(troubles[0])
+
+
+def gone() -> Connection:
+    raise Unreachable(TAIL.peer, str(TAIL.span), "is not dialled here")
+
+
+async def test_what_waits_for_answers_hears_of_a_refuted_tail_first_and_the_tail_is_heard_no_more() -> None:
+    answers = Answers(SessionKey.fresh(), lambda _: None)
+    async with TaskScope() as scope:
+        stream = answers.follow(scope, [(TAIL, gone)], 3, 0)
+        answers.expect(SWEEP)
+        answers._hear(stream, FIRST)
+        refuted = PicksRefuted(TAIL.peer, str(TAIL.span), "picked otherwise")
+        answers.refute(refuted)
+        answers.expect(replace(SWEEP, sequence=2))
+        answers._hear(stream, replace(FIRST, sequence=2))
+        with pytest.raises(PicksRefuted):
+            await answers.next(1.0, lambda: False)
+        assert (await answers.next(1.0, lambda: False)).reply == FIRST, "an answered sweep is accounted for"
+        assert not answers.has_next
+
+        async def refute() -> None:
+            await asyncio.sleep(0)
+            answers.refute(refuted)
+
+        with pytest.raises(PicksRefuted):
+            await asyncio.gather(answers.next(5.0, lambda: False), refute())
+        answers.refute(refuted)
+        answers.forget_refuted()
+        with pytest.raises(HopError):  # nothing is left of it
+            await answers.next(0.01, lambda: False)
+        answers.close()
+
+
+def test_no_pick_is_padding() -> None:
+    check = PickCheck(7, lambda error: None)
+    check.check(FIRST)
+    with pytest.raises(RemoteProtocolError, match="token 7 after node 1, which the tokenizer does not have"):
+        check.check(replace(FIRST, picks=((TreeNodeId(0), 6), (TreeNodeId(1), 7))))
+
+
+async def test_a_grammar_that_the_client_cannot_follow_ends_the_text() -> None:
+    """Else a tail that ignores it would be believed."""
+
+    class Place:
+        async def masks(self, nodes: object, state: object) -> None:
+            raise RemoteProtocolError("lease", "takes too much")
+
+    ended: list[SwarmError] = []
+    check = PickCheck(7, ended.append)
+    check.follow(cast("GrammarPlace", Place()))
+    async with TaskScope() as scope:
+        check.expect(SWEEP, cast("SessionState", None), scope)
+        task = check.awaited(1)
+        assert task is not None
+        await task
+    assert [str(error) for error in ended] == ["lease: takes too much"]

@@ -163,7 +163,7 @@ def test_other_trouble_and_unknown_machines_get_no_such_advice() -> None:
 async def test_a_chain_adds_the_advice_to_whatever_troubles_it() -> None:
     heard: list[HopError] = []
     route = replace(PLAIN, records=(replace(RECORDS[0], version="9.0.0"), *RECORDS[1:3]))
-    owner = ChainOwner(cast("FindRoute", None), heard.append, lambda _: None, is_signed)
+    owner = ChainOwner(cast("FindRoute", None), heard.append, lambda _: None, is_signed, 4_000)
     chain = Chain(cast("Dialer", None), route, Open("f", 64, 4, 64, Codec.FP32), owner)
     chain.on_trouble(HopMisbehaved(RECORDS[0].peer, "0-4", "a message of no kind"))
     assert "update this machine" in str(heard[0])

@@ -160,3 +160,17 @@ def test_a_short_window_is_decoded_and_never_the_whole_text() -> None:
     assert stream.push(ids(text)) + stream.finish() == text
     assert len(stream.tokens) > 200
     assert counting.longest <= 16
+
+
+def test_a_text_goes_back_to_its_first_tokens_and_on_otherwise() -> None:
+    tokens, others = ids(" and the captain said 🦜 no more"), ids(" but 🦜 stop it")
+    whole = TextStream(FastTokenizer(DEMO), PROMPT, stop=["stop"], max_new_tokens=50)
+    whole.show(["<eos>"])
+    whole.push(tokens)
+    for kept in range(len(tokens)):
+        again = whole.first(kept)
+        fresh = TextStream(FastTokenizer(DEMO), PROMPT, stop=["stop"], max_new_tokens=50)
+        fresh.push([*tokens[:kept], *others])
+        again.push(others)
+        assert (again.text, again.tokens, again.finish_reason) == (fresh.text, fresh.tokens, fresh.finish_reason)
+        assert again.stop_string == "stop"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from client.base.stats import SweepMeasurement
+from client.base.stats import PickChecks, SweepMeasurement
 from client.terminal.report import summary, waterfall
 from tests.sweep_measurements import measured
 from tests.unit.client.terminal.test_chat import STATS
@@ -47,6 +47,20 @@ def test_a_sweep_that_was_faster_than_its_pings_says_by_how_much(total_ms: float
 )
 def test_the_summary_says_why_a_text_may_differ(numeric_class: str, says: str, *, reproducible: bool) -> None:
     assert summary(replace(STATS, numeric_class=numeric_class, reproducible=reproducible)).endswith(says)
+
+
+@pytest.mark.parametrize(
+    ("picks", "says"),
+    [
+        (PickChecks(judged=9), "seed 7, reproducible"),
+        (PickChecks(refuted=("Qm1",)), "reproducible · what 1 machine picked was refuted and taken back"),
+        (PickChecks(refuted=("Qm1", "Qm2")), "reproducible · what 2 machines picked was refuted and taken back"),
+        (PickChecks(doubt=1.0), "reproducible · the draft's candidates are picked too rarely: another model?"),
+        (PickChecks(doubt=0.9), "seed 7, reproducible"),
+    ],
+)
+def test_the_summary_says_what_checks_of_picks_found(picks: PickChecks, says: str) -> None:
+    assert summary(replace(STATS, picks=picks, reproducible=True)).endswith(says)
 
 
 def test_the_median_decides_and_no_sweep_gives_a_dash() -> None:
