@@ -266,9 +266,9 @@ class Chain:
         self._journal.note(sweep)
         if self._tells is not None:
             self._tells.note(sweep)
-        frame = SweepFrame(sweep)
-        self._next.push(frame.without_settings() if self._is_split else frame)
-        if self._is_split:  # after it: the tail needs it last
+        is_split = self._is_split
+        self._next.push(SweepFrame(sweep.without_settings() if is_split else sweep))
+        if is_split:  # after it: the tail needs it last
             for tell in parts_of(tell_of(sweep)):
                 self._answers.tell(tell)
         if self._plan.lost:  # while nobody needed it: now somebody does

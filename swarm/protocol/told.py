@@ -59,9 +59,10 @@ class Told:
         if self._part_of != tell.sequence:
             self._part_of, self._guesses = tell.sequence, {}
         self._tokens.update(zip(tell.ids, tell.tokens, strict=True))
-        self._guesses |= {guess.offset: guess for guess in tell.guesses}
+        if tell.guesses:
+            self._guesses |= {guess.offset: guess for guess in tell.guesses}
         if not tell.has_more:
-            guesses = tuple(guess for _, guess in sorted(self._guesses.items()))
+            guesses = tuple(self._guesses[offset] for offset in sorted(self._guesses)) if self._guesses else ()
             self._asked[tell.sequence] = _Settings(tell.sampling, tell.want, guesses)
             self.sequence, self._part_of, self._guesses = tell.sequence, None, {}
         if len(self._tokens) > limits.window_tokens + 3 * limits.nodes or len(self._asked) > 2 * limits.sweeps + 1:
@@ -125,8 +126,7 @@ def _last(sampling: Sampling, later: Iterable[Sampling | None]) -> Sampling:
 
 def _check(tell: Tell, limits: Limits) -> None:
     """That it names nothing that the model has not."""
-    guessed = (token for guess in tell.guesses for token in guess.tokens)
-    if any(token >= limits.vocab_size for token in (*tell.tokens, *guessed)):
+    if max((max(tell.tokens, default=0), *(max(one.tokens) for one in tell.guesses))) >= limits.vocab_size:
         raise RemoteProtocolError("tokens", "one is outside the vocabulary")
     if tell.sampling is not None and (problem := tell.sampling.beyond(limits.vocab_size)) is not None:
         raise RemoteProtocolError("sampling", " ".join(problem))

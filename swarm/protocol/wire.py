@@ -511,7 +511,7 @@ def _tell(tell: pb.Tell) -> Tell:
         tokens=_numbers(tell.tokens, "tokens", TOKEN_END),
         sampling=SAMPLING.decode(tell.sampling) if tell.HasField("sampling") else None,
         want=WANT.decode(tell.want) if tell.HasField("want") else None,
-        guesses=_guesses(tell.guesses, MAX_NODES),
+        guesses=_guesses(tell.guesses, MAX_NODES) if tell.guesses else (),
         has_more=tell.has_more,
     )
 
