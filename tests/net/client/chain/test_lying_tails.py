@@ -215,7 +215,12 @@ async def test_a_stream_says_that_what_it_showed_was_another_text_and_goes_on_fr
     wanted = await honest.generate(IDS, **SAMPLED)
     lie_after(monkeypatch, liar, 30)
     gaps = HeadChecker._gaps
-    monkeypatch.setattr(HeadChecker, "_gaps", lambda checker, job: (time.sleep(0.1), gaps(checker, job))[1])
+
+    def late(checker: HeadChecker, job: Any) -> list[float]:  # noqa: ANN401
+        time.sleep(0.1)
+        return gaps(checker, job)
+
+    monkeypatch.setattr(HeadChecker, "_gaps", late)
     shown: list[int] = []
     async with here.client(draft=DRAFT, check_picks=1.0) as client:
 
@@ -283,14 +288,18 @@ async def test_rows_of_other_nodes_than_were_picked_say_nothing_and_break_nothin
     """A tail may name any node: one of an earlier sweep has no mask in this one."""
     options = {**SAMPLED, "grammar": SCHEMA}
     wanted = await honest.generate(IDS, **options)
-    with_rows = Tail._with_rows
+    with_rows, earlier = Tail._with_rows, []
 
     def more(tail: Tail, reply: Any, sweep: Any, path: Any, final: Any) -> Any:  # noqa: ANN401
         made = with_rows(tail, reply, sweep, path, final)
-        if made.rows is None or sweep.sequence < 3:
+        if made.rows is None:
+            return made
+        earlier.append(made.row_ids[0])
+        if len(earlier) == 1:
             return made
         data = b"".join((made.rows.row(0).data, made.rows.data))
-        return replace(made, row_ids=(0, *made.row_ids), rows=replace(made.rows, count=made.rows.count + 1, data=data))
+        ids = (earlier[-2], *made.row_ids)
+        return replace(made, row_ids=ids, rows=replace(made.rows, count=len(ids), data=data))
 
     monkeypatch.setattr(Tail, "_with_rows", more)
     async with here.client(draft=DRAFT, check_picks=1.0) as client:
@@ -326,7 +335,7 @@ async def test_a_conversation_whose_session_broke_checks_the_grammar_again(
 async def test_by_default_rows_of_each_tails_first_picks_and_of_a_share_of_the_others_are_asked_for(
     here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pick_watch.random.SystemRandom, "random", lambda rng: 0.5)
+    monkeypatch.setattr(random.SystemRandom, "random", lambda rng: 0.5)
     async with here.client(draft=DRAFT, check_picks=CHECKED_PICKS) as client:
         checks = (await client.generate(IDS, **SAMPLED)).stats.picks
     assert pick_watch.FIRST_PICKS <= checks.judged < 2 * pick_watch.FIRST_PICKS
@@ -338,9 +347,12 @@ async def test_nothing_is_asked_for_without_a_head_or_a_bound(
 ) -> None:
     wants: list[Want | None] = []
     reply = Tail.reply
-    monkeypatch.setattr(
-        Tail, "reply", lambda tail, run, times: (wants.append(run.work.frame.sweep.want), reply(tail, run, times))[1]
-    )
+
+    def noted(tail: Tail, run: SweepRun, times: Any) -> Any:  # noqa: ANN401
+        wants.append(run.work.frame.sweep.want)
+        return reply(tail, run, times)
+
+    monkeypatch.setattr(Tail, "reply", noted)
     async with here.client(draft=DRAFT, check_picks=0) as client:
         await client.generate(IDS, **SAMPLED)
     assert set(wants) == {None}

@@ -129,7 +129,10 @@ def test_stream_adds_up_to_the_same_body(client: openai.OpenAI, backend: Scripte
 
 def test_options_have_openais_defaults(client: openai.OpenAI, backend: ScriptedBackend) -> None:
     client.completions.create(model="demo-model", prompt="a")
-    assert backend.jobs[-1] == TextJob("a", {"max_new_tokens": 16})
+    assert backend.jobs[-1] == TextJob("a", {"max_new_tokens": 16}, is_whole=True)
+    for _ in client.completions.create(model="demo-model", prompt="a", stream=True):
+        pass
+    assert backend.jobs[-1] == TextJob("a", {"max_new_tokens": 16}), "a stream shows what there is"
 
 
 @pytest.mark.parametrize(
