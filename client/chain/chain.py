@@ -260,6 +260,9 @@ class Chain:
         """What hop 0 lacks: ids are all that it needs."""
         return () if self._journal is None else self._journal.replay(received)
 
+    def on_sent(self, hop: RouteHop, since: int, message: SweepFrame | Snapshot) -> None:
+        """A message is on its way to hop 0."""
+
     def on_ready(self, ready: Ready) -> None:
         """Every hop of a route is attached, and each was content with what the others grant."""
         suffice = ready.credits.suffice(self._wanted(), in_use=self.generation > 0)

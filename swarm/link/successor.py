@@ -99,6 +99,9 @@ class SuccessorListener(Protocol):
     def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot] | None:
         """What the successor lacks, which has received so much; None: not now, `SessionLink.sync` follows."""
 
+    def on_sent(self, hop: RouteHop, since: int, message: SweepFrame | Snapshot) -> None:
+        """A message is on its way to the successor, by the stream that was attached in that generation."""
+
     def on_ready(self, ready: Ready) -> None:
         """The successor and all behind it are attached."""
 
@@ -114,6 +117,7 @@ class SuccessorStream:
     """One stream to one machine.
 
     Attributes:
+        since: generation in which it is attached.
         is_attached: the machine took the stream.
         is_synced: it lacks nothing; what is new is sent to it at once.
         is_broken: the stream is lost, and that was reported.
@@ -125,6 +129,7 @@ class SuccessorStream:
     """
 
     hop: RouteHop
+    since: int
     link: Link | None = None
     channel: grpc.aio.Channel | None = None
     is_attached: bool = False
@@ -206,7 +211,7 @@ class SuccessorLink:
         if stream is not None:
             stays = place_in(attach, stream.hop.peer) is not None
             self._leave(stream, None if stays else DISMISSED)
-        self._stream = SuccessorStream(hop)
+        self._stream = SuccessorStream(hop, attach.generation)
         task = self._scope.spawn(self._hold(self._stream, attach))
         self._open[task] = self._stream
         task.add_done_callback(lambda done: self._open.pop(done, None))
@@ -223,6 +228,7 @@ class SuccessorLink:
         try:
             stream.link.send(frame)
             stream.received = frame.sweep.sequence
+            self._listener.on_sent(stream.hop, stream.since, frame)
         except HopError as error:
             self._lost(stream, error)
 
@@ -244,6 +250,7 @@ class SuccessorLink:
             for message in messages:
                 stream.link.send(message)
                 stream.received = message.sequence if isinstance(message, Snapshot) else message.sweep.sequence
+                self._listener.on_sent(stream.hop, stream.since, message)
         except HopError as error:
             self._lost(stream, error)
 
