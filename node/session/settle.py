@@ -27,7 +27,6 @@ from swarm.trust.commitment import (
     COMMITTED,
     Committed,
     CommittedStream,
-    PlacedNode,
     commit_picks,
     commit_rows,
     commit_tokens,

@@ -23,6 +23,7 @@ SwarmError
 │  ├─ HopRefused                   says that the session itself cannot be: its model, its window, a rule that it broke
 │  ├─ HopMisbehaved                broke the protocol, or lives and does not move the session's sweeps
 │  ├─ HopSlow                      holds sweeps back, and serves until the session has moved
+│  ├─ LinkDiffers                  says of a link what its other end does not say, and serves until the session has moved
 │  └─ ReplicasDiffer               does not compute what its replica computes
 ├─ RouteError(missing)             nobody serves some layers
 ├─ SessionError
@@ -187,6 +188,10 @@ class HopMisbehaved(HopError):
 
 class HopSlow(HopError):
     """Holds sweeps back for much longer than it should need; it serves until the session has moved elsewhere."""
+
+
+class LinkDiffers(HopError):
+    """Says that it received something else than the machine before says it sent. Either may be wrong."""
 
 
 class ReplicasDiffer(HopError):

@@ -25,7 +25,7 @@ from swarm.base.declared import Broken, ListForm, Size
 from swarm.base.ids import SessionId, TreeNodeId
 from swarm.protocol.limits import HASH_BYTES, MAX_NODES, Natural
 from swarm.protocol.messages import Rows, Sampling
-from swarm.protocol.session import Parent, SessionState
+from swarm.protocol.session import SessionState
 
 _LEAF: Final = b"canopy-leaf\n"
 _SWEEP: Final = b"canopy-sweep\n"
@@ -132,7 +132,9 @@ def leaf(session: SessionId, at: PlacedNode, kind: bytes, content: bytes | bytea
     return made.digest()
 
 
-def commit_rows(session: SessionId, sequence: int, nodes: Sequence[PlacedNode], rows: Rows, *, snapshot: bool) -> Committed:
+def commit_rows(
+    session: SessionId, sequence: int, nodes: Sequence[PlacedNode], rows: Rows, *, snapshot: bool
+) -> Committed:
     """A message with rows, one per node."""
     size, data = rows.codec.row_bytes(rows.width), memoryview(rows.data)
     leaves = [leaf(session, at, ROW, data[place * size : (place + 1) * size]) for place, at in enumerate(nodes)]
@@ -149,7 +151,12 @@ def commit_tokens(
 
 
 def commit_picks(
-    session: SessionId, sequence: int, nodes: Sequence[PlacedNode], final: Sequence[bytes], picks: Sequence[int], rules: bytes
+    session: SessionId,
+    sequence: int,
+    nodes: Sequence[PlacedNode],
+    final: Sequence[bytes],
+    picks: Sequence[int],
+    rules: bytes,
 ) -> Committed:
     """A tail's reply.
 

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarm.base.declared import ListForm, Printable, Size, exactly
 from swarm.base.errors import RemoteProtocolError
 from swarm.base.ids import PeerId
-from swarm.base.layers import Span
 from swarm.protocol.authority import is_signed
 from swarm.protocol.limits import HASH_BYTES, MAX_SETTLED_BYTES, PEER_CHARACTERS, SESSION_KEY_BYTES, Natural
 from swarm.protocol.messages import Codec, HopSpan, SessionName, ShortText, SignedMachine
@@ -137,6 +136,8 @@ def opened(sealed: bytes) -> Settlement:
         raise RemoteProtocolError("sealed", "is not written in its one form")
     if len(key) != SESSION_KEY_BYTES or not is_signed(key, SETTLEMENT + body, signature):
         raise RemoteProtocolError("settlement", "is not signed by the key that comes with it")
-    if peer_id_of(public_key) != settlement.peer or not verify(PeerId(settlement.peer), public_key, VOUCHER + key, voucher):
+    if peer_id_of(public_key) != settlement.peer or not verify(
+        PeerId(settlement.peer), public_key, VOUCHER + key, voucher
+    ):
         raise RemoteProtocolError("voucher", f"{settlement.peer} did not vouch for this key")
     return settlement
