@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import grpc.aio
 import msgpack
@@ -58,7 +57,9 @@ DISMISSED_S = 0.5
 """The same of a machine that a chain leaves: the text goes on only then."""
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
+_Replies = list[tuple[int, tuple[Committed, ...]]]
+"""Messages of a tail's streams, each by its place in the settlement."""
+_Signed = tuple[bytes, _Replies]
 
 
 def differing_link(times: Sequence[HopTime]) -> int | None:
@@ -152,9 +153,14 @@ class Settler:
 
     async def settle(self, hops: Sequence[RouteHop], timeout_s: float = SETTLE_S) -> None:
         """Have hops sign, and tails show what they picked; who does not is noted."""
-        await asyncio.gather(*(self._settle(hop, timeout_s) for hop in hops))
+        log = self._log
+        for signed in await asyncio.gather(*(self._settle(hop, timeout_s) for hop in hops)):
+            if signed is not None:
+                sealed, replies = signed
+                log.replies += [StreamLeaves(len(log.settled), *one) for one in replies]
+                log.settled.append(sealed)
 
-    async def _settle(self, hop: RouteHop, timeout_s: float) -> None:
+    async def _settle(self, hop: RouteHop, timeout_s: float) -> _Signed | None:
         try:
             async with asyncio.timeout(timeout_s):
                 request = wire.encode_settle(Settle(self._key.session))
@@ -167,12 +173,11 @@ class Settler:
                 replies = await self._replies(hop, settlement) if settlement.is_tail else []
         except (SwarmError, grpc.aio.AioRpcError, TimeoutError) as error:
             self._log.refused[hop.peer] = _reason(error)
-            return
+            return None
         self._log.refused.pop(hop.peer, None)
-        self._log.replies += [StreamLeaves(len(self._log.settled), *one) for one in replies]
-        self._log.settled.append(answer.sealed)
+        return answer.sealed, replies
 
-    async def _replies(self, hop: RouteHop, settlement: Settlement) -> list[tuple[int, tuple[Committed, ...]]]:
+    async def _replies(self, hop: RouteHop, settlement: Settlement) -> _Replies:
         return [(place, await self.leaves(hop, place, one.count)) for place, one in enumerate(settlement.sent)]
 
     async def leaves(self, hop: RouteHop, stream: int, count: int) -> tuple[Committed, ...]:
