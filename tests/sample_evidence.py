@@ -89,9 +89,8 @@ class SignedText:
                 streams[hop + 1].add(commit_rows(session, sweep.sequence, nodes, rows, snapshot=False))
                 sent[hop] |= {at.node: bytes(rows.row(place).data) for place, at in enumerate(nodes)}
             asked = [at for at in nodes if at.node >= sweep.picks_from]
-            final = [hashlib.sha256(rng.bytes(4 * WIDTH)).digest() for _ in asked]
-            picks = [_next_token(at.position) for at in asked]
-            streams[3].add(commit_picks(session, sweep.sequence, asked, final, picks, rules_digest(state.sampling)))
+            picked = [(hashlib.sha256(rng.bytes(4 * WIDTH)).digest(), _next_token(at.position)) for at in asked]
+            streams[3].add(commit_picks(session, sweep.sequence, asked, picked, rules_digest(state.sampling)))
         route = tuple(RouteHop(peer, span) for peer, span in zip(peers, SPANS, strict=True))
         for place, hop in enumerate(route):
             received, left = (settled(stream, hop.peer) for stream in streams[place : place + 2])

@@ -238,9 +238,7 @@ class Chain:
             ConfigError: two machines of one hop answer for nothing alone.
         """
         if self.route.hedge is not None:
-            raise ConfigError(
-                "a text that is hedged cannot be proved: its rows come from two machines; leave out --hedge"
-            )
+            raise ConfigError("proof: a hedged text proves nothing, as its rows come from two machines")
         self._log, self._logged = TextLog(routes={self.generation: self.route.hops}), self.route
 
     async def prove(self, prompt: Sequence[int], answer: Sequence[int], *, with_rows: bool = False) -> ChainProof:
@@ -504,9 +502,7 @@ class Chain:
             return
         self._differed_in = self.generation
         before, hop = hops[place - 1], hops[place]
-        error = LinkDiffers(
-            hop.peer, str(hop.span), f"says that it received other rows than {before.peer} says it sent"
-        )
+        error = LinkDiffers(hop.peer, str(hop.span), f"received other rows than {before.peer} sent, they say")
         logger.warning("%s", error)
         self.differences = [*self.differences, str(error)][-MAX_DIFFERENCES:]
         self.on_trouble(error.on_link(before.peer, is_even=True))

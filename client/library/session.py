@@ -210,6 +210,8 @@ class Session:
         wanted = state.options.get("proof", "none")
         if wanted == "none":
             return None
+        if not self.chain.keeps_log:
+            return Proof(b"", problems=("a conversation is not proved: ask for one text, without a chat",))
         tokens, resumed = state.text.tokens, state.resumed_tokens
         prompt, answer = (*state.prompt, *tokens[:resumed]), tokens[resumed:]
         try:

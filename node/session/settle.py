@@ -116,8 +116,8 @@ class HopCommitments:
         picks = [token for _, token in reply.picks]
 
         def make() -> Committed:
-            digests = [hashlib.sha256(row).digest() for row in found]
-            return commit_picks(self._session, reply.sequence, nodes, digests, picks, rules)
+            picked = [(hashlib.sha256(row).digest(), pick) for row, pick in zip(found, picks, strict=True)]
+            return commit_picks(self._session, reply.sequence, nodes, picked, rules)
 
         self._hash(stream, make)
 
@@ -188,11 +188,18 @@ class KeptRows(Protocol):
     """Where rows that were sent lie: a session's journal."""
 
     @property
-    def is_dropped(self) -> bool: ...
+    def is_dropped(self) -> bool:
+        """Whether they were given up."""
+
     @property
-    def size_bytes(self) -> int: ...
-    def drop(self) -> None: ...
-    def find(self, nodes: Sequence[TreeNodeId]) -> Rows | None: ...
+    def size_bytes(self) -> int:
+        """Memory of all of them."""
+
+    def drop(self) -> None:
+        """Give them up."""
+
+    def find(self, nodes: Sequence[TreeNodeId]) -> Rows | None:
+        """Those of some nodes; None where one is missing."""
 
 
 def _nodes_of(message: SweepFrame | Snapshot) -> Iterable[TreeNodeId]:

@@ -250,9 +250,7 @@ class SweepRun:
         places = [place for place, _ in self.asked(piece.chosen)]
         if not places:
             return
-        own = hidden[
-            places[0] : places[-1] + 1
-        ].clone()  # what is asked for comes last; the next forward may write here
+        own = hidden[places[0] : places[-1] + 1].clone()  # the next forward may write there
         made = encode_rows(own, lossless_codec(hidden.dtype))
         nodes = (self.work.applied.appended[piece.chosen[place]] for place in places)
         self.answered |= {node: made.row(place - places[0]) for node, place in zip(nodes, places, strict=True)}

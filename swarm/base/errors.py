@@ -23,7 +23,7 @@ SwarmError
 │  ├─ HopRefused                   says that the session itself cannot be: its model, its window, a rule that it broke
 │  ├─ HopMisbehaved                broke the protocol, or lives and does not move the session's sweeps
 │  ├─ HopSlow                      holds sweeps back, and serves until the session has moved
-│  ├─ LinkDiffers                  says of a link what its other end does not say, and serves until the session has moved
+│  ├─ LinkDiffers                  received other rows than its predecessor sent, they say
 │  └─ ReplicasDiffer               does not compute what its replica computes
 ├─ RouteError(missing)             nobody serves some layers
 ├─ SessionError

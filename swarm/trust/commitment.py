@@ -91,6 +91,7 @@ class Committed:
 
     @property
     def size_bytes(self) -> int:
+        """Memory of its columns."""
         return len(self.nodes) + len(self.leaves) + len(self.final) + len(self.picks)
 
     @property
@@ -151,24 +152,19 @@ def commit_tokens(
 
 
 def commit_picks(
-    session: SessionId,
-    sequence: int,
-    nodes: Sequence[PlacedNode],
-    final: Sequence[bytes],
-    picks: Sequence[int],
-    rules: bytes,
+    session: SessionId, sequence: int, nodes: Sequence[PlacedNode], picked: Sequence[tuple[bytes, int]], rules: bytes
 ) -> Committed:
     """A tail's reply.
 
     Args:
-        final: of each node, SHA-256 of the row of the last layer, as computed, before the final norm.
-        picks: of each node.
+        picked: of each node, SHA-256 of the row of the last layer, as computed, before the final norm; and the pick.
         rules: `rules_digest` of the sampling that it picked by.
     """
-    made = zip(nodes, final, picks, strict=True)
-    leaves = [leaf(session, at, PICK, row + pick.to_bytes(TOKEN_BYTES)) for at, row, pick in made]
+    pairs = zip(nodes, picked, strict=True)
+    leaves = [leaf(session, at, PICK, row + pick.to_bytes(TOKEN_BYTES)) for at, (row, pick) in pairs]
+    rows, picks = b"".join(row for row, _ in picked), [pick for _, pick in picked]
     packed = struct.pack(f">{len(picks)}I", *picks)
-    return Committed(sequence, False, _ids(nodes), b"".join(leaves), rules, b"".join(final), packed)
+    return Committed(sequence, False, _ids(nodes), b"".join(leaves), rules, rows, packed)
 
 
 @lru_cache(64)

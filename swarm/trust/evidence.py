@@ -367,7 +367,7 @@ def verify_signatures(evidence: Evidence) -> Checked:
     """What is signed in a file.
 
     Raises:
-        EvidenceError: a part is not what was signed: `signature` and `text` are the client's, `settlement`, `sealed` and
+        EvidenceError: a part is not what was signed: `signature`, `text` are the client's, `settlement`, `sealed` and
             `voucher` a machine's own, `route`, `session`, `fingerprint`, `numeric_class` and `codec` say where it does
             not belong, `tells` what hop 0 received, `replies`, `leaves` and `rows` what was sent.
     """

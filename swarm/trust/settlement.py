@@ -136,8 +136,7 @@ def opened(sealed: bytes) -> Settlement:
         raise RemoteProtocolError("sealed", "is not written in its one form")
     if len(key) != SESSION_KEY_BYTES or not is_signed(key, SETTLEMENT + body, signature):
         raise RemoteProtocolError("settlement", "is not signed by the key that comes with it")
-    if peer_id_of(public_key) != settlement.peer or not verify(
-        PeerId(settlement.peer), public_key, VOUCHER + key, voucher
-    ):
+    peer = PeerId(settlement.peer)
+    if peer_id_of(public_key) != peer or not verify(peer, public_key, VOUCHER + key, voucher):
         raise RemoteProtocolError("voucher", f"{settlement.peer} did not vouch for this key")
     return settlement

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,15 +12,13 @@ import pytest
 import client.chain.chain
 from client import Result
 from client.base.options import GenerateOptions
-from client.chain.chain import Chain
 from client.chain.settle import differing_link
 from node.session.hop_session import HopSession
 from node.session.service import NodeService
 from node.session.settle import HopCommitments
-from node.session.upstreams import UpstreamStream
-from swarm.protocol.messages import Reply, Rows, Settle, Settled, Show, Shown, Snapshot, SweepFrame
+from swarm.protocol.messages import Reply, Rows, Snapshot, SweepFrame
 from swarm.trust.evidence import Checked, load, verify_signatures
-from tests.net.client.chain.test_repair import GREEDY, IDS, SAMPLED, SPARES, struck
+from tests.net.client.chain.test_repair import IDS, SAMPLED, SPARES, struck
 from tests.net.killable_nodes import CHAIN, KillableNodes
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
@@ -36,18 +34,17 @@ def checked(result: Result) -> Checked:
 
 
 @pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of each reply that was checked, how many links were compared while the text ran."""
     found: list[int] = []
 
     def noted(times: Any) -> int | None:  # noqa: ANN401
         heads = [time.heads for time in times]
-        pairs = zip(heads, heads[1:], strict=False)
-        found.append(sum(a is not None and b is not None and a.sequence == b.sequence for a, b in pairs))
+        found.append(sum(None not in (a, b) and a.sequence == b.sequence for a, b in pairwise(heads)))
         return differing_link(times)
 
     monkeypatch.setattr(client.chain.chain, "differing_link", noted)
-    yield found
+    return found
 
 
 async def test_a_text_proves_who_picked_each_of_its_tokens(nodes: KillableNodes, compared: list[int]) -> None:

@@ -114,6 +114,13 @@ def _tells(place: int, **changes: Any) -> Alter:  # noqa: ANN401
     return alter
 
 
+def _stream(**changes: Any) -> Alter:  # noqa: ANN401
+    def alter(signed: SignedText, _: Evidence) -> Evidence:
+        return signed.signed(replace(signed.told, streams=(replace(signed.told.streams[0], **changes),)))
+
+    return alter
+
+
 def _messages(name: str, part: int, change: Callable[[list[Committed]], None]) -> Alter:
     def alter(_: SignedText, whole: Evidence) -> Evidence:
         parts: list[StreamLeaves] = list(getattr(whole, name))
@@ -153,7 +160,7 @@ def _other_pick_with_its_leaf(signed: SignedText, whole: Evidence) -> Evidence:
 
 
 def _state(signed: SignedText) -> Any:  # noqa: ANN401
-    from swarm.protocol.session import Limits, SessionState  # noqa: PLC0415
+    from swarm.protocol.session import Limits, SessionState
 
     state = SessionState(Limits(100, 64, 8, 64))
     for tell in signed.told.tells:
@@ -184,7 +191,7 @@ def _foreign_voucher(_: SignedText, whole: Evidence) -> Evidence:
 
 
 def _settlement(body: list[Any]) -> Settlement:
-    from swarm.trust.settlement import FORM  # noqa: PLC0415
+    from swarm.trust.settlement import FORM
 
     return FORM.decode(body)
 
@@ -196,7 +203,10 @@ def _settles(place: int, **changes: Any) -> Alter:  # noqa: ANN401
 
 ALTERED: dict[str, tuple[Alter, str]] = {
     "the client's signature": (lambda _, whole: replace(whole, signature=_flipped(whole.signature)), "signature"),
-    "text that is not what was signed": (lambda _, whole: replace(whole, told=replace(whole.told, prompt_tokens=2)), "text"),
+    "text that is not what was signed": (
+        lambda _, whole: replace(whole, told=replace(whole.told, prompt_tokens=2)),
+        "text",
+    ),
     "another session's word": (_from_another(lambda one, two: replace(one, told=two.told, text=two.text)), "signature"),
     "another session's key": (_told(session_key=SessionKey.fresh().public_key), "signature"),
     "a token of the prompt": (_tells(0, tokens=(1, 8)), "tells"),
@@ -204,7 +214,10 @@ ALTERED: dict[str, tuple[Alter, str]] = {
     "a parent": (_tells(1, parents=(0, 3, 4, 4)), "tells"),
     "a seed": (_tells(0, sampling=Sampling(seed=6, temperature=0.7)), "replies"),
     "a temperature": (_tells(0, sampling=Sampling(seed=5, temperature=0.8)), "replies"),
-    "a tell that is missing": (lambda signed, _: signed.signed(replace(signed.told, tells=signed.told.tells[:2])), "streams"),
+    "a tell that is missing": (
+        lambda signed, _: signed.signed(replace(signed.told, tells=signed.told.tells[:2])),
+        "streams",
+    ),
     "a tell that is played again": (
         lambda signed, _: signed.signed(replace(signed.told, tells=(*signed.told.tells, signed.told.tells[2]))),
         "tells",
@@ -217,7 +230,9 @@ ALTERED: dict[str, tuple[Alter, str]] = {
     ),
     "a sweep that is called a snapshot": (
         lambda signed, _: signed.signed(
-            replace(signed.told, streams=(replace(signed.told.streams[0], messages=((1, False), (2, True), (3, False))),))
+            replace(
+                signed.told, streams=(replace(signed.told.streams[0], messages=((1, False), (2, True), (3, False))),)
+            )
         ),
         "tells",
     ),
