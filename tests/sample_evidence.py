@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -74,7 +75,7 @@ class SignedText:
     def __post_init__(self) -> None:
         peers = [identity(number).peer_id for number in range(len(SPANS))]
         session, ends = self.key.session, ["", *peers, ""]
-        streams = [CommittedStream(session, 0, *ends[place : place + 2]) for place in range(len(ends) - 1)]
+        streams = [CommittedStream(session, 0, sender, receiver) for sender, receiver in pairwise(ends)]
         state, rng = SessionState(Limits(100, 64, 8, 64)), np.random.default_rng(1)
         sent: list[dict[TreeNodeId, bytes]] = [{}, {}]
         for sweep in _sweeps():
@@ -92,10 +93,10 @@ class SignedText:
             picked = [(hashlib.sha256(rng.bytes(4 * WIDTH)).digest(), _next_token(at.position)) for at in asked]
             streams[3].add(commit_picks(session, sweep.sequence, asked, picked, rules_digest(state.sampling)))
         route = tuple(RouteHop(peer, span) for peer, span in zip(peers, SPANS, strict=True))
-        for place, hop in enumerate(route):
-            received, left = (settled(stream, hop.peer) for stream in streams[place : place + 2])
+        for place, one in enumerate(route):
+            received, left = (settled(stream, one.peer) for stream in streams[place : place + 2])
             made = Settlement(
-                *(session, hop.peer, FINGERPRINT, "cpu-float32", hop.span, 12, Codec.FP32, 0, 0),
+                *(session, one.peer, FINGERPRINT, "cpu-float32", one.span, 12, Codec.FP32, 0, 0),
                 *((received,), (left,)),
             )
             self.settlements.append(made)

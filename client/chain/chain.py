@@ -241,6 +241,11 @@ class Chain:
             raise ConfigError("proof: a hedged text proves nothing, as its rows come from two machines")
         self._log, self._logged = TextLog(routes={self.generation: self.route.hops}), self.route
 
+    @property
+    def keeps_log(self) -> bool:
+        """Whether a text of this session can be proved."""
+        return self._log is not None
+
     async def prove(self, prompt: Sequence[int], answer: Sequence[int], *, with_rows: bool = False) -> ChainProof:
         """Have all hops sign what they did for this session's text, and put it together.
 

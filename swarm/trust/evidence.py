@@ -360,7 +360,7 @@ class _Replay:
     state: SessionState
     places: dict[TreeNodeId, PlacedNode] = field(default_factory=dict)
     sampling: dict[int, Sampling] = field(default_factory=dict)
-    heads: dict[tuple[int, str], list[bytes]] = field(default_factory=dict)
+    heads: dict[tuple[int, PeerId], list[bytes]] = field(default_factory=dict)
 
 
 def verify_signatures(evidence: Evidence) -> Checked:
@@ -473,7 +473,7 @@ def _opened(evidence: Evidence) -> tuple[Settlement, ...]:
 def _check_told(settlement: Settlement, replay: _Replay) -> None:
     """That hop 0 received what the client says that it told."""
     for stream in settlement.received:
-        heads = replay.heads.get((stream.since, settlement.peer))
+        heads = replay.heads.get((stream.since, PeerId(settlement.peer)))
         if stream.other or heads is None or stream.count >= len(heads):
             raise EvidenceError("tells", f"{settlement.peer} received more than was told")
         if heads[stream.count] != stream.head:
