@@ -1,7 +1,8 @@
-"""What do commitments cost a text, and hashing a sweep?
+"""What do commitments cost a sweep, and how long is one hashed?
 
 Three nodes with emulated links between them. Each text is generated twice, in turns: while nodes commit to all that
-travels, and while they do not. Ratios are medians over pairs with 95 % intervals. Hashing is timed bare, on one thread.
+travels, and while they do not. Sweeps are compared, not texts: how many a text takes depends on when its draft was done.
+Ratios are medians over pairs with 95 % intervals. Hashing is timed bare, on one thread.
 
     python -m benchmarks commitments --record
 """
@@ -36,8 +37,9 @@ from swarm.base.cli import make_console
 from swarm.base.ids import SessionId, TreeNodeId
 from swarm.base.library_logging import quiet_libraries
 from swarm.demo import DRAFT, TARGET
-from swarm.protocol.messages import Codec, Rows
-from swarm.trust.commitment import PlacedNode, commit_rows
+from swarm.protocol.messages import Codec, Rows, Sweep
+from swarm.protocol.session import Limits, SessionState
+from swarm.trust.commitment import PlacedNode, commit_rows, placed
 
 SWITCH_S = 0.1
 """In which nodes take a signal."""
@@ -52,11 +54,11 @@ class Options(Recording):
 
     delay_ms: float = 25.0
     """Of each link, one way."""
-    pairs: int = 12
+    pairs: int = 10
     """Texts, each of them twice."""
-    nodes: int = 32
+    nodes: tuple[int, ...] = (0, 32)
     """Tree nodes per sweep (K)."""
-    new_tokens: int = 64
+    new_tokens: int = 24
     """New tokens of each text."""
 
 
@@ -83,24 +85,29 @@ async def switched_swarm(delay_ms: float) -> AsyncIterator[tuple[str, list[Runni
         yield peer, nodes
 
 
-async def measure(options: Options, console: Console) -> dict[str, list[float]]:
-    """Tokens per second of each text, with commitments and without."""
-    found: dict[str, list[float]] = {"on": [], "off": []}
+Found = dict[int, dict[str, list[float]]]
+"""By tree size, and by whether nodes commit: milliseconds of each text's median sweep."""
+
+
+async def measure(options: Options, console: Console) -> Found:
+    """Sweeps of each text, with commitments and without."""
+    found: Found = {size: {"on": [], "off": []} for size in options.nodes}
     async with (
         switched_swarm(options.delay_ms) as (peer, nodes),
         AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1, calibration=None, adapt=False) as swarm,
     ):
         await covered(swarm)
         prompts = demo_prompts(options.pairs + 1)
-        await swarm.generate(prompts[0], max_new_tokens=16, nodes=options.nodes)
+        await swarm.generate(prompts[0], max_new_tokens=16, nodes=max(options.nodes))
         for number, prompt in enumerate(track(prompts[1:], "pairs", console=console)):
             for way in ("on", "off") if number % 2 else ("off", "on"):
                 for node in nodes:
                     os.kill(node.process.pid, signal.SIGUSR2 if way == "on" else signal.SIGUSR1)
                 await asyncio.sleep(SWITCH_S)
-                swarm.forget_texts()
-                result = await swarm.generate(prompt, max_new_tokens=options.new_tokens, nodes=options.nodes)
-                found[way].append(result.stats.tokens_per_s)
+                for size in options.nodes:
+                    swarm.forget_texts()
+                    result = await swarm.generate(prompt, max_new_tokens=options.new_tokens, nodes=size)
+                    found[size][way].append(result.stats.ms_per_sweep)
     return found
 
 
@@ -116,26 +123,44 @@ def hash_ms(codec: Codec, width: int) -> float:
     return median(took)
 
 
-def sheet(found: dict[str, list[float]], options: Options) -> Sheet:
+def place_ms() -> float:
+    """Median milliseconds of noting where one sweep's nodes stand: what the event loop does for each side."""
+    state = SessionState(Limits(1, 4_096, 8, 4_096))
+    nodes = [TreeNodeId(node) for node in range(HASHED_ROWS)]
+    parents = (None, *nodes[:-1])
+    state.apply(Sweep(1, 0, nodes[0], (0,) * HASHED_ROWS, parents, nodes[0]))
+    took = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        placed(state, nodes)
+        took.append((time.perf_counter() - started) * 1e3)
+    return median(took)
+
+
+def sheet(found: Found, options: Options) -> Sheet:
     """The table of a run."""
     made = Sheet(
         "commitments",
-        f"Three nodes, links of {options.delay_ms:g} ms, trees of {options.nodes}, {options.pairs} pairs of texts of "
-        f"{options.new_tokens} tokens",
+        f"Three nodes, links of {options.delay_ms:g} ms, {options.pairs} pairs of texts of {options.new_tokens} tokens",
         ("what", "result"),
-        measured={"tokens_per_s": found},
+        measured={"ms_per_sweep": found},
     )
-    made.rows.append(("tokens/s with commitments, of those without", str_of(found)))
+    for size, ways in found.items():
+        what = f"a sweep with commitments, of one without, K = {size}"
+        made.rows.append((what, str_of(ways)))
+    made.rows.append((f"noting where a sweep's {HASHED_ROWS} nodes stand, ms", f"{place_ms():.3f}"))
     hashed = {f"{HASHED_ROWS} rows of {width} {codec.value}": hash_ms(codec, width) for codec, width in SIZES}
     made.rows += [(f"hashing a sweep's {name}, ms", f"{ms:.2f}") for name, ms in hashed.items()]
     made.measured["hash_ms"] = hashed
-    made.notes.append("Each hop hashes what it receives and what it sends, on a thread of its own.")
+    made.notes.append(
+        "Each hop does both for what it receives and for what it sends; it hashes on a thread of its own."
+    )
     return made
 
 
-def str_of(found: dict[str, list[float]]) -> str:
+def str_of(ways: dict[str, list[float]]) -> str:
     """The median ratio, to a tenth of a per cent."""
-    ratio = median_of(ratios(found["on"], found["off"]))
+    ratio = median_of(ratios(ways["on"], ways["off"]))
     ends = "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.3f} … {ratio.high:.3f})"
     return f"{ratio.value:.3f}{ends}"
 
