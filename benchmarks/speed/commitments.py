@@ -1,7 +1,7 @@
 """What do commitments cost a sweep, and how long is one hashed?
 
 Three nodes with emulated links between them. Each text is generated twice, in turns: while nodes commit to all that
-travels, and while they do not. Sweeps are compared, not texts: how many a text takes depends on when its draft was done.
+travels, and while they do not. Sweeps are compared: how many a text takes depends on when its draft was done.
 Ratios are medians over pairs with 95 % intervals. Hashing is timed bare, on one thread.
 
     python -m benchmarks commitments --record

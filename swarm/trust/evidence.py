@@ -623,3 +623,76 @@ def _links(settlements: Sequence[Settlement]) -> tuple[tuple[DifferingLink, ...]
             elif one.head != other.head:
                 differing.append(link)
     return tuple(differing), tuple(apart)
+
+
+# What a file says of each span, for whoever computes it again
+
+
+@dataclass(frozen=True, slots=True)
+class EvidencedSpan:
+    """What one machine signed that entered its layers and left them, along the text's P nodes.
+
+    Attributes:
+        settlement: its own.
+        tokens: [P] ids of the text.
+        entering: [P] rows, as the machine before sent them; None for the first layers, or where `missing`.
+        leaving: [P] rows; None at the tail, or where `missing`.
+        picks: at the tail, (position of the node, token picked after it), as far as it picked along this path.
+        missing: why something is not there; empty where all is.
+    """
+
+    settlement: Settlement
+    tokens: tuple[int, ...]
+    entering: Rows | None = None
+    leaving: Rows | None = None
+    picks: tuple[tuple[int, int], ...] = ()
+    missing: str = ""
+
+
+def spans_in(evidence: Evidence, checked: Checked) -> tuple[EvidencedSpan, ...]:
+    """Each machine's part of the text, in the order of the file.
+
+    Args:
+        checked: what `verify_signatures` said of this file: rows are those of their leaves.
+    """
+    rows: dict[int, dict[int, bytes]] = {}
+    widths: dict[int, int] = {}
+    for part in evidence.rows:
+        found = rows_in(part, checked.settlements[part.settlement])
+        own = rows.setdefault(part.settlement, {})
+        own |= {node: bytes(found.row(place).data) for place, node in enumerate(part.nodes)}
+        widths[part.settlement] = part.width
+    return tuple(_span_in(evidence, checked, place, (rows, widths)) for place in range(len(checked.settlements)))
+
+
+def _span_in(
+    evidence: Evidence, checked: Checked, place: int, held: tuple[dict[int, dict[int, bytes]], dict[int, int]]
+) -> EvidencedSpan:
+    settlement, path = checked.settlements[place], checked.path
+    rows, widths = held
+
+    def along(places: Sequence[int]) -> Rows | None:
+        """The rows of the whole path, each from the first of these machines that has it."""
+        found = [next((rows[one][node] for one in places if node in rows.get(one, {})), None) for node in path]
+        width = next((widths[one] for one in places if one in widths), 1)
+        whole = [row for row in found if row is not None]
+        return Rows(settlement.codec, len(path), width, b"".join(whole)) if len(whole) == len(path) else None
+
+    entering, leaving = None, None
+    missing: list[str] = []
+    if settlement.span.start:
+        before = {stream.other for stream in settlement.received}
+        entering = along([one for one, other in enumerate(checked.settlements) if other.peer in before])
+        missing += [] if entering is not None else ["rows that entered them were not kept"]
+    if not settlement.is_tail:
+        leaving = along([place])
+        missing += [] if leaving is not None else ["rows that left them were not kept"]
+    picked: dict[int, int] = {}
+    for part in evidence.replies:
+        if part.settlement == place:
+            for message in part.messages:
+                for node, token in zip(message.ids, message.tokens, strict=True):
+                    picked.setdefault(node, token)
+    picks = tuple((position, picked[node]) for position, node in enumerate(path) if node in picked)
+    tokens = evidence.told.tokens[: len(path)]
+    return EvidencedSpan(settlement, tokens, entering, leaving, picks, "; ".join(missing))

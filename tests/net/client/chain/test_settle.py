@@ -16,7 +16,7 @@ from client.chain.settle import differing_link
 from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
 from swarm.protocol.messages import Reply, Rows, Snapshot, SweepFrame
-from swarm.trust.evidence import Checked, load, verify_signatures
+from swarm.trust.evidence import Checked, load, spans_in, verify_signatures
 from tests.net.client.chain.test_repair import IDS, SAMPLED, SPARES, struck
 from tests.net.killable_nodes import CHAIN, KillableNodes
 
@@ -69,6 +69,7 @@ async def test_with_rows_every_span_can_be_checked_by_itself(nodes: KillableNode
     for part in evidence.rows:  # all nodes of the text: those that were sent
         assert part.nodes == found.path
     assert [part.settlement for part in evidence.rows] == [0, 1]
+    assert [span.missing for span in spans_in(evidence, found)] == ["", "", ""]
 
 
 async def test_a_text_that_asks_for_no_proof_settles_nothing(

@@ -13,7 +13,7 @@ from swarm.base.layers import Span
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Codec, Sampling
 from swarm.trust.commitment import Committed, leaf, placed
-from swarm.trust.evidence import Evidence, EvidenceError, StreamLeaves, load, verify_signatures
+from swarm.trust.evidence import Evidence, EvidenceError, StreamLeaves, load, spans_in, verify_signatures
 from swarm.trust.settlement import SettledStream, Settlement, SettlingKey
 from tests.sample_evidence import ANSWER, PROMPT, SAMPLING, SignedText, identity, peer
 
@@ -43,6 +43,26 @@ def test_without_rows_it_covers_the_same(whole: Evidence) -> None:
     small = replace(whole, leaves=(), rows=())
     assert verify_signatures(load(small.dump())) == verify_signatures(whole)
     assert len(small.dump()) < len(whole.dump())
+
+
+def test_each_span_can_be_computed_again_from_a_file_with_rows(signed: SignedText, whole: Evidence) -> None:
+    first, second, tail = spans_in(whole, verify_signatures(whole))
+    assert (first.tokens, first.entering, first.missing) == ((*PROMPT, 4, 5, 6), None, "")
+    assert first.leaving is not None
+    assert second.entering is not None
+    assert second.entering.data == first.leaving.data == signed.rows[0].data
+    assert tail.entering is not None
+    assert second.leaving is not None
+    assert tail.entering.data == second.leaving.data == signed.rows[1].data
+    assert tail.leaving is None
+    assert tail.picks == ((2, 4), (3, 5), (4, 6), (5, 7))
+
+
+def test_without_rows_a_file_says_what_it_lacks(whole: Evidence) -> None:
+    small = replace(whole, leaves=(), rows=())
+    lacking = [span.missing for span in spans_in(small, verify_signatures(small))]
+    assert lacking[0] == "rows that left them were not kept"
+    assert "entered" in lacking[2]
 
 
 def test_a_machine_that_did_not_sign_is_named(whole: Evidence) -> None:
