@@ -12,7 +12,7 @@ import pytest
 from swarm.base.layers import Span
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Codec, Sampling
-from swarm.trust.commitment import Committed, leaf, placed
+from swarm.trust.commitment import Committed, leaf, placed, rules_digest
 from swarm.trust.evidence import Evidence, EvidenceError, StreamLeaves, load, spans_in, verify_signatures
 from swarm.trust.settlement import SettledStream, Settlement, SettlingKey
 from tests.sample_evidence import ANSWER, PROMPT, SAMPLING, SignedText, identity, peer
@@ -216,6 +216,15 @@ def _settlement(body: list[Any]) -> Settlement:
     return FORM.decode(body)
 
 
+def _other_seed(signed: SignedText, _: Evidence) -> Evidence:
+    """The client names another seed, and claims that its tail picked by that one."""
+    other = replace(SAMPLING, seed=6)
+    tells = (replace(signed.told.tells[0], sampling=other), *signed.told.tells[1:])
+    made = signed.signed(replace(signed.told, tells=tells))
+    messages = tuple(replace(one, rules=rules_digest(other)) for one in made.replies[0].messages)
+    return replace(made, replies=(replace(made.replies[0], messages=messages),))
+
+
 def _settles(place: int, **changes: Any) -> Alter:  # noqa: ANN401
     """A machine signs something else."""
     return lambda signed, _: signed.with_settlement(place, **changes)
@@ -263,6 +272,8 @@ ALTERED: dict[str, tuple[Alter, str]] = {
     "tokens that were adopted": (_told(adopted=(1, 2)), "tells"),
     "a token of the answer": (_told(tokens=(*PROMPT, 4, 5, 6, 8)), "text"),
     "a token of the answer that was committed": (_told(tokens=(*PROMPT, 4, 8, 6, 7)), "text"),
+    "a token of the prompt in the text": (_told(tokens=(1, 2, 8, *ANSWER)), "text"),
+    "a seed, and by what its tail picked": (_other_seed, "replies"),
     "an answer that goes on": (_told(tokens=(*PROMPT, *ANSWER, 8)), "text"),
     "a prompt that is longer than its text": (_told(prompt_tokens=8), "text"),
     "another model": (_told(fingerprint="e" * 64), "fingerprint"),
