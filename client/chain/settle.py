@@ -56,6 +56,8 @@ from swarm.trust.settlement import Settlement, opened
 
 SETTLE_S = 5.0
 """How long a hop may take to sign, or to give a part of what it signed."""
+PAUSE_S, MAX_PAUSES = 1.0, 10
+"""How long, and how often, a hop is waited for that shows no more at a time."""
 DISMISSED_S = 0.5
 """The same of a machine that a chain leaves: the text goes on only then."""
 
@@ -217,11 +219,22 @@ class Settler:
         return found
 
     async def _show(self, hop: RouteHop, asked: Show) -> ShowReply:
-        answer = wire.decode_shown(await self._call(hop, wire.SHOW, wire.encode_show(asked)))
+        answer = wire.decode_shown(await self._asked(hop, wire.encode_show(asked)))
         if answer.state is not Shown.HERE:
             why = "dropped it for want of memory" if answer.state is Shown.DROPPED else "settled no such thing"
             raise HopClosed(hop.peer, str(hop.span), why)
         return answer
+
+    async def _asked(self, hop: RouteHop, request: bytes) -> bytes:
+        """What a hop shows; where it has shown much lately, a little later."""
+        for _ in range(MAX_PAUSES):
+            try:
+                return await self._call(hop, wire.SHOW, request)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+        raise HopClosed(hop.peer, str(hop.span), "shows no more of what it settled")
 
     async def _call(self, hop: RouteHop, method: str, request: bytes) -> bytes:
         connection = self._connect(hop)

@@ -188,6 +188,7 @@ class NodeService:
         except RemoteProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         await self._check_client(asked.session, context, wire.SHOW, request)
+        self._admission.check_show(address_key(context.peer()))
         answer = wire.encode_shown(self._spans.show(asked))
         await self._context.uplink.turn(len(answer))
         self._context.uplink.sent(len(answer))

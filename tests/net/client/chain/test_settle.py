@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 import client.chain.chain
 from client import Result
 from client.base.options import GenerateOptions
-from client.chain.settle import differing_link
+from client.chain.settle import SettledRows, differing_link
 from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Reply, Rows, Snapshot, SweepFrame
 from swarm.trust.evidence import Checked, load, spans_in, verify_signatures
 from tests.net.client.chain.test_repair import IDS, SAMPLED, SPARES, struck
@@ -70,6 +72,24 @@ async def test_with_rows_every_span_can_be_checked_by_itself(nodes: KillableNode
         assert part.nodes == found.path
     assert [part.settlement for part in evidence.rows] == [0, 1]
     assert [span.missing for span in spans_in(evidence, found)] == ["", "", ""]
+
+
+async def test_what_was_settled_stays_for_a_while_after_the_session(nodes: KillableNodes) -> None:
+    """Its client, and nobody else, may have the rows that were sent."""
+    result = await nodes.client.generate(IDS, **WITH_ROWS)
+    assert result.proof is not None
+    sent = load(result.proof.data).rows[1]
+    chain, found = nodes.chains[-1], SettledRows()
+    hop = chain.route.hops[1]
+    sender = SimpleNamespace(connection=chain._connection(hop), hop=hop, key=chain._key, codec=chain._want.codec)
+    rows = await found.sent(sender, sent.nodes)
+    assert rows is not None
+    assert bytes(rows.data) == sent.data
+    stranger = SimpleNamespace(**{**vars(sender), "key": SessionKey.fresh()})
+    assert await found.sent(stranger, sent.nodes) is None
+    for node in nodes.nodes.values():
+        node.sessions.settled.give_way()
+    assert await found.sent(sender, sent.nodes) is None
 
 
 async def test_a_text_that_asks_for_no_proof_settles_nothing(
