@@ -72,7 +72,8 @@ NODE = {
     f"{n(manifest.MAX_MANIFEST_BYTES / MIB)} MiB, {n(manifest.MAX_WEIGHT_FILES)} files",
     "parts of what was settled": f"{n(RATES[admission.SHOWN].burst)} at once, then "
     f"{n(RATES[admission.SHOWN].per_key)}/s; {n(RATES[admission.SHOWN].total)}/s in all; "
-    f"{n(limits.SHOWN_BYTES / MIB)} MiB each; kept for {n(settle.SETTLE_S)} s, of {n(settle.MAX_SETTLED)} sessions at most",
+    f"{n(limits.SHOWN_BYTES / MIB)} MiB each; kept for {n(settle.SETTLE_S)} s, of "
+    f"{n(settle.MAX_SETTLED)} sessions at most",
     "sessions of an address": f"{n(HOLDINGS[admission.SESSIONS].per_key)}; then its own idlest gives way, after "
     f"{n(table.IDLE_S)} s without a sweep, or {n(table.UNUSED_S)} s where it never had one",
     "work of a session": f"{n(table.MAX_SWEEPS)} sweeps unanswered, {n(table.MAX_NODES)} live nodes",
