@@ -27,10 +27,10 @@ from swarm.trust.commitment import (
 )
 from swarm.trust.evidence import (
     VERSION,
-    Evidence,
     SentRows,
     StreamLeaves,
     Tell,
+    TextEvidence,
     ToldRoute,
     ToldStream,
     ToldText,
@@ -113,15 +113,15 @@ class SignedText:
         )
 
     @property
-    def evidence(self) -> Evidence:
+    def evidence(self) -> TextEvidence:
         """The file's content, as it stands."""
         return self.signed(self.told)
 
-    def signed(self, told: ToldText, seal: Callable[[int, Settlement], bytes] | None = None) -> Evidence:
+    def signed(self, told: ToldText, seal: Callable[[int, Settlement], bytes] | None = None) -> TextEvidence:
         """The same with another word of the client, which it signs."""
         seal = seal or self.seal
         text = told_bytes(told)
-        return Evidence(
+        return TextEvidence(
             told,
             text,
             self.key.sign(signed_part(text)),
@@ -135,7 +135,7 @@ class SignedText:
         """A settlement as that machine signs it."""
         return self.keys[place].seal(settlement, identity(place))
 
-    def with_settlement(self, place: int, **changes: object) -> Evidence:
+    def with_settlement(self, place: int, **changes: object) -> TextEvidence:
         """One machine signed something else."""
         whole = self.evidence
         other = replace(self.settlements[place], **changes)  # type: ignore[arg-type]

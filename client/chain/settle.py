@@ -40,10 +40,10 @@ from swarm.trust.commitment import COMMITTED, Committed
 from swarm.trust.evidence import (
     VERSION,
     Checked,
-    Evidence,
     SentRows,
     StreamLeaves,
     Tell,
+    TextEvidence,
     ToldRoute,
     ToldStream,
     ToldText,
@@ -64,7 +64,7 @@ DISMISSED_S = 0.5
 logger = logging.getLogger(__name__)
 _Replies = list[tuple[int, tuple[Committed, ...]]]
 """Messages of a tail's streams, each by its place in the settlement."""
-_Signed = tuple[bytes, _Replies]
+_HopWord = tuple[bytes, _Replies]
 
 
 def differing_link(times: Sequence[HopTime]) -> int | None:
@@ -165,7 +165,7 @@ class Settler:
                 log.replies += [StreamLeaves(len(log.settled), *one) for one in replies]
                 log.settled.append(sealed)
 
-    async def _settle(self, hop: RouteHop, timeout_s: float) -> _Signed | None:
+    async def _settle(self, hop: RouteHop, timeout_s: float) -> _HopWord | None:
         try:
             async with asyncio.timeout(timeout_s):
                 request = wire.encode_settle(Settle(self._key.session))
@@ -250,7 +250,7 @@ class Settler:
         """
         log, text = self._log, told_bytes(told)
         signature = self._key.sign(signed_part(text))
-        evidence = Evidence(told, text, signature, tuple(log.settled), tuple(log.replies))
+        evidence = TextEvidence(told, text, signature, tuple(log.settled), tuple(log.replies))
         checked = await asyncio.to_thread(verify_signatures, evidence)
         if with_rows:
             evidence = await self._with_rows(evidence, checked, hops)
@@ -258,7 +258,7 @@ class Settler:
         refused = tuple(sorted(log.refused.items()))
         return ChainProof(await asyncio.to_thread(evidence.dump), checked, refused)
 
-    async def _with_rows(self, evidence: Evidence, checked: Checked, hops: Sequence[RouteHop]) -> Evidence:
+    async def _with_rows(self, evidence: TextEvidence, checked: Checked, hops: Sequence[RouteHop]) -> TextEvidence:
         leaves, rows = list[StreamLeaves](), list[SentRows]()
         for place, settlement in enumerate(checked.settlements):
             hop = RouteHop(PeerId(settlement.peer), settlement.span)
@@ -278,7 +278,7 @@ class Settler:
                 continue
             leaves += own
             rows += found
-        return Evidence(
+        return TextEvidence(
             evidence.told,
             evidence.text,
             evidence.signature,

@@ -250,7 +250,7 @@ def _rows(asked: Show, journal: KeptRows) -> ShowReply:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _OverSession:
     """A session that is over.
 
     Attributes:
@@ -279,7 +279,7 @@ class SettledTexts:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[SessionId, _Kept] = OrderedDict()
+        self._kept: OrderedDict[SessionId, _OverSession] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -292,7 +292,7 @@ class SettledTexts:
     def keep(self, session: SessionId, sealed: bytes, commitments: HopCommitments, journal: KeptRows) -> None:
         """A settled session is over."""
         self.forget()
-        self._kept[session] = _Kept(sealed, commitments, journal, self._clock() + SETTLE_S)
+        self._kept[session] = _OverSession(sealed, commitments, journal, self._clock() + SETTLE_S)
         while len(self._kept) > MAX_SETTLED:
             self._kept.popitem(last=False)
         asyncio.get_running_loop().call_later(SETTLE_S, self.forget)

@@ -214,7 +214,7 @@ class SentRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _EvidenceParts:
     """A file's parts, as they are written.
 
     Attributes:
@@ -234,13 +234,13 @@ class _File:
     rows: Annotated[tuple[SentRows, ...], Size(MAX_TOKENS)] = ()
 
 
-_FILE: Final = ListForm(_File, EvidenceError, "evidence")
+_FILE: Final = ListForm(_EvidenceParts, EvidenceError, "evidence")
 _TEXT: Final = ListForm(ToldText, EvidenceError, "text")
 _MAGIC: Final = b"canopy-evidence\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class TextEvidence:
     """A file's content, whose bounds hold; see `verify_signatures` for whether it is true.
 
     Attributes:
@@ -263,7 +263,7 @@ class Evidence:
 
     def dump(self) -> bytes:
         """The file."""
-        parts = _File(self.text, self.signature, self.settlements, self.replies, self.leaves, self.rows)
+        parts = _EvidenceParts(self.text, self.signature, self.settlements, self.replies, self.leaves, self.rows)
         packed: bytes = msgpack.packb(_FILE.encode(parts))
         return _MAGIC + packed
 
@@ -279,7 +279,7 @@ def signed_part(text: bytes) -> bytes:
     return TEXT + hashlib.sha256(text).digest()
 
 
-def load(data: bytes) -> Evidence:
+def load(data: bytes) -> TextEvidence:
     """Read a file.
 
     Raises:
@@ -289,7 +289,7 @@ def load(data: bytes) -> Evidence:
         raise EvidenceError("evidence", "is no evidence of a text")
     parts = _FILE.decode(_unpacked(data[len(_MAGIC) :], "evidence"))
     told = _TEXT.decode(_unpacked(parts.text, "text"))
-    return Evidence(told, parts.text, parts.signature, parts.settlements, parts.replies, parts.leaves, parts.rows)
+    return TextEvidence(told, parts.text, parts.signature, parts.settlements, parts.replies, parts.leaves, parts.rows)
 
 
 def _unpacked(data: bytes, name: str) -> Any:  # noqa: ANN401
@@ -363,7 +363,7 @@ class _Replay:
     heads: dict[tuple[int, PeerId], list[bytes]] = field(default_factory=dict)
 
 
-def verify_signatures(evidence: Evidence) -> Checked:
+def verify_signatures(evidence: TextEvidence) -> Checked:
     """What is signed in a file.
 
     Raises:
@@ -442,7 +442,7 @@ def _to_hop0(session: SessionId, sweep: Sweep, replay: _Replay, *, is_snapshot: 
     return commit_tokens(session, sweep.sequence, nodes, tokens, snapshot=is_snapshot)
 
 
-def _opened(evidence: Evidence) -> tuple[Settlement, ...]:
+def _opened(evidence: TextEvidence) -> tuple[Settlement, ...]:
     """The settlements, each of which belongs to this text."""
     told = evidence.told
     if len(set(evidence.settlements)) < len(evidence.settlements):
@@ -480,7 +480,7 @@ def _check_told(settlement: Settlement, replay: _Replay) -> None:
             raise EvidenceError("tells", f"{settlement.peer} received other tokens")
 
 
-def _picks(evidence: Evidence, settlements: Sequence[Settlement], replay: _Replay) -> dict[TreeNodeId, int]:
+def _picks(evidence: TextEvidence, settlements: Sequence[Settlement], replay: _Replay) -> dict[TreeNodeId, int]:
     """What was picked after each node, by the tail that was the first to sign it."""
     session, found = evidence.told.session, dict[TreeNodeId, int]()
     for part in evidence.replies:
@@ -565,7 +565,7 @@ def _check_text(told: ToldText, path: Sequence[TreeNodeId], picks: Mapping[TreeN
     return tuple(unsigned)
 
 
-def _check_leaves(evidence: Evidence, settlements: Sequence[Settlement]) -> dict[tuple[int, TreeNodeId], bytes]:
+def _check_leaves(evidence: TextEvidence, settlements: Sequence[Settlement]) -> dict[tuple[int, TreeNodeId], bytes]:
     """The leaves of what hops sent, by settlement and node."""
     found: dict[tuple[int, TreeNodeId], bytes] = {}
     for part in evidence.leaves:
@@ -578,7 +578,7 @@ def _check_leaves(evidence: Evidence, settlements: Sequence[Settlement]) -> dict
 
 
 def _check_rows(
-    evidence: Evidence,
+    evidence: TextEvidence,
     settlements: Sequence[Settlement],
     replay: _Replay,
     leaves: Mapping[tuple[int, TreeNodeId], bytes],
@@ -649,7 +649,7 @@ class EvidencedSpan:
     missing: str = ""
 
 
-def spans_in(evidence: Evidence, checked: Checked) -> tuple[EvidencedSpan, ...]:
+def spans_in(evidence: TextEvidence, checked: Checked) -> tuple[EvidencedSpan, ...]:
     """Each machine's part of the text, in the order of the file.
 
     Args:
@@ -666,7 +666,7 @@ def spans_in(evidence: Evidence, checked: Checked) -> tuple[EvidencedSpan, ...]:
 
 
 def _span_in(
-    evidence: Evidence, checked: Checked, place: int, held: tuple[dict[int, dict[int, bytes]], dict[int, int]]
+    evidence: TextEvidence, checked: Checked, place: int, held: tuple[dict[int, dict[int, bytes]], dict[int, int]]
 ) -> EvidencedSpan:
     settlement, path = checked.settlements[place], checked.path
     rows, widths = held

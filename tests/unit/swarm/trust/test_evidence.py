@@ -1,4 +1,4 @@
-"""Evidence files: what is whole is read and covers its text; whatever is altered is refused, with the part at fault."""
+"""TextEvidence files: what is whole is read and covers its text; whatever is altered is refused, with the part at fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.base.layers import Span
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Codec, Sampling
 from swarm.trust.commitment import Committed, leaf, placed, rules_digest
-from swarm.trust.evidence import Evidence, EvidenceError, StreamLeaves, load, spans_in, verify_signatures
+from swarm.trust.evidence import EvidenceError, StreamLeaves, TextEvidence, load, spans_in, verify_signatures
 from swarm.trust.settlement import SettledStream, Settlement, SettlingKey
 from tests.sample_evidence import ANSWER, PROMPT, SAMPLING, SignedText, identity, peer
 
@@ -24,11 +24,11 @@ def signed() -> SignedText:
 
 
 @pytest.fixture(scope="module")
-def whole(signed: SignedText) -> Evidence:
+def whole(signed: SignedText) -> TextEvidence:
     return signed.evidence
 
 
-def test_a_whole_file_is_read_and_covers_its_text(whole: Evidence) -> None:
+def test_a_whole_file_is_read_and_covers_its_text(whole: TextEvidence) -> None:
     found = load(whole.dump())
     assert found == whole
     checked = verify_signatures(found)
@@ -39,13 +39,13 @@ def test_a_whole_file_is_read_and_covers_its_text(whole: Evidence) -> None:
     assert [one.peer for one in checked.settlements] == [peer(0), peer(1), peer(2)]
 
 
-def test_without_rows_it_covers_the_same(whole: Evidence) -> None:
+def test_without_rows_it_covers_the_same(whole: TextEvidence) -> None:
     small = replace(whole, leaves=(), rows=())
     assert verify_signatures(load(small.dump())) == verify_signatures(whole)
     assert len(small.dump()) < len(whole.dump())
 
 
-def test_each_span_can_be_computed_again_from_a_file_with_rows(signed: SignedText, whole: Evidence) -> None:
+def test_each_span_can_be_computed_again_from_a_file_with_rows(signed: SignedText, whole: TextEvidence) -> None:
     first, second, tail = spans_in(whole, verify_signatures(whole))
     assert (first.tokens, first.entering, first.missing) == ((*PROMPT, 4, 5, 6), None, "")
     assert first.leaving is not None
@@ -58,14 +58,14 @@ def test_each_span_can_be_computed_again_from_a_file_with_rows(signed: SignedTex
     assert tail.picks == ((2, 4), (3, 5), (4, 6), (5, 7))
 
 
-def test_without_rows_a_file_says_what_it_lacks(whole: Evidence) -> None:
+def test_without_rows_a_file_says_what_it_lacks(whole: TextEvidence) -> None:
     small = replace(whole, leaves=(), rows=())
     lacking = [span.missing for span in spans_in(small, verify_signatures(small))]
     assert lacking[0] == "rows that left them were not kept"
     assert "entered" in lacking[2]
 
 
-def test_a_machine_that_did_not_sign_is_named(whole: Evidence) -> None:
+def test_a_machine_that_did_not_sign_is_named(whole: TextEvidence) -> None:
     """A hop that died leaves a gap, and everything else stays."""
     without = replace(whole, settlements=(whole.settlements[0], whole.settlements[2]), rows=(), leaves=())
     without = replace(without, replies=(replace(whole.replies[0], settlement=1),))
@@ -74,13 +74,13 @@ def test_a_machine_that_did_not_sign_is_named(whole: Evidence) -> None:
     assert checked.signed_picks == len(ANSWER)
 
 
-def test_picks_of_a_tail_that_did_not_sign_are_not_covered(whole: Evidence) -> None:
+def test_picks_of_a_tail_that_did_not_sign_are_not_covered(whole: TextEvidence) -> None:
     checked = verify_signatures(replace(whole, settlements=whole.settlements[:2], replies=()))
     assert checked.signed_picks == 0
     assert checked.unsigned_picks == tuple(range(len(PROMPT), len(PROMPT) + len(ANSWER)))
 
 
-def test_two_ends_that_signed_different_heads_blame_their_link(signed: SignedText, whole: Evidence) -> None:
+def test_two_ends_that_signed_different_heads_blame_their_link(signed: SignedText, whole: TextEvidence) -> None:
     """Both signatures are right, so the file is too; which end is wrong, nothing tells."""
     (stream,) = signed.settlements[1].received
     checked = verify_signatures(signed.with_settlement(1, received=(replace(stream, head=bytes(32)),)))
@@ -95,13 +95,13 @@ def test_two_ends_that_signed_different_numbers_say_nothing(signed: SignedText) 
     assert (checked.differing, len(checked.apart)) == ((), 1)
 
 
-Alter = Callable[[SignedText, Evidence], Evidence]
+Alter = Callable[[SignedText, TextEvidence], TextEvidence]
 
 
 def _resealed(place: int, change: Callable[[list[Any]], None]) -> Alter:
     """Change the body of a settlement without its machine."""
 
-    def alter(_: SignedText, whole: Evidence) -> Evidence:
+    def alter(_: SignedText, whole: TextEvidence) -> TextEvidence:
         parts = msgpack.unpackb(whole.settlements[place])
         body = msgpack.unpackb(parts[3])
         change(body)
@@ -126,7 +126,7 @@ def _told(**changes: Any) -> Alter:  # noqa: ANN401
 
 
 def _tells(place: int, **changes: Any) -> Alter:  # noqa: ANN401
-    def alter(signed: SignedText, _: Evidence) -> Evidence:
+    def alter(signed: SignedText, _: TextEvidence) -> TextEvidence:
         tells = list(signed.told.tells)
         tells[place] = replace(tells[place], **changes)
         return signed.signed(replace(signed.told, tells=tuple(tells)))
@@ -135,14 +135,14 @@ def _tells(place: int, **changes: Any) -> Alter:  # noqa: ANN401
 
 
 def _stream(**changes: Any) -> Alter:  # noqa: ANN401
-    def alter(signed: SignedText, _: Evidence) -> Evidence:
+    def alter(signed: SignedText, _: TextEvidence) -> TextEvidence:
         return signed.signed(replace(signed.told, streams=(replace(signed.told.streams[0], **changes),)))
 
     return alter
 
 
 def _messages(name: str, part: int, change: Callable[[list[Committed]], object]) -> Alter:
-    def alter(_: SignedText, whole: Evidence) -> Evidence:
+    def alter(_: SignedText, whole: TextEvidence) -> TextEvidence:
         parts: list[StreamLeaves] = list(getattr(whole, name))
         messages = list(parts[part].messages)
         change(messages)
@@ -167,7 +167,7 @@ def _other_pick(messages: list[Committed]) -> None:
     messages[1] = replace(messages[1], picks=(77).to_bytes(4) + picks[4:])
 
 
-def _other_pick_with_its_leaf(signed: SignedText, whole: Evidence) -> Evidence:
+def _other_pick_with_its_leaf(signed: SignedText, whole: TextEvidence) -> TextEvidence:
     """A pick and its leaf agree, and the tail's signature is of another one."""
     message = signed.messages[2][1]
     state = _state(signed)
@@ -196,11 +196,11 @@ def _flipped(data: bytes) -> bytes:
     return data[:5] + bytes([data[5] ^ 1]) + data[6:]
 
 
-def _from_another(change: Callable[[Evidence, Evidence], Evidence]) -> Alter:
+def _from_another(change: Callable[[TextEvidence, TextEvidence], TextEvidence]) -> Alter:
     return lambda _, whole: change(whole, SignedText().evidence)
 
 
-def _foreign_voucher(_: SignedText, whole: Evidence) -> Evidence:
+def _foreign_voucher(_: SignedText, whole: TextEvidence) -> TextEvidence:
     """Another key signs in the machine's name."""
     parts = msgpack.unpackb(whole.settlements[1])
     body = msgpack.unpackb(parts[3])
@@ -216,7 +216,7 @@ def _settlement(body: list[Any]) -> Settlement:
     return FORM.decode(body)
 
 
-def _other_seed(signed: SignedText, _: Evidence) -> Evidence:
+def _other_seed(signed: SignedText, _: TextEvidence) -> TextEvidence:
     """The client names another seed, and claims that its tail picked by that one."""
     other = replace(SAMPLING, seed=6)
     tells = (replace(signed.told.tells[0], sampling=other), *signed.told.tells[1:])
@@ -367,7 +367,7 @@ ALTERED: dict[str, tuple[Alter, str]] = {
 
 
 @pytest.mark.parametrize("name", list(ALTERED))
-def test_an_altered_file_is_refused(name: str, signed: SignedText, whole: Evidence) -> None:
+def test_an_altered_file_is_refused(name: str, signed: SignedText, whole: TextEvidence) -> None:
     alter, at_fault = ALTERED[name]
     altered = alter(signed, whole)
     assert altered != whole
@@ -377,13 +377,13 @@ def test_an_altered_file_is_refused(name: str, signed: SignedText, whole: Eviden
 
 
 @pytest.mark.parametrize("size", [0, 10, 100, 1_000])
-def test_a_file_that_is_cut_short_is_refused(size: int, whole: Evidence) -> None:
+def test_a_file_that_is_cut_short_is_refused(size: int, whole: TextEvidence) -> None:
     data = whole.dump()
     with pytest.raises(EvidenceError):
         load(data[:size])
 
 
-def test_each_single_byte_matters(whole: Evidence) -> None:
+def test_each_single_byte_matters(whole: TextEvidence) -> None:
     """No byte of a file can be changed: it is read otherwise and refused, or not read at all."""
     data = whole.dump()
     taken = []
@@ -397,7 +397,7 @@ def test_each_single_byte_matters(whole: Evidence) -> None:
     assert taken == []
 
 
-def test_absurd_sizes_are_refused_before_anything_is_checked(whole: Evidence) -> None:
+def test_absurd_sizes_are_refused_before_anything_is_checked(whole: TextEvidence) -> None:
     (message, *rest) = whole.replies[0].messages
     torn = replace(message, nodes=message.nodes + bytes(8))
     with pytest.raises(EvidenceError):
