@@ -117,7 +117,6 @@ class SuccessorStream:
     """One stream to one machine.
 
     Attributes:
-        since: generation in which it is attached.
         is_attached: the machine took the stream.
         is_synced: it lacks nothing; what is new is sent to it at once.
         is_broken: the stream is lost, and that was reported.
@@ -126,10 +125,10 @@ class SuccessorStream:
         farewell: what to say at the end, if anything.
         attached: set when the machine took the stream, and when the stream broke first.
         left: set when nothing more is sent or heard.
+        since: generation in which it is attached.
     """
 
     hop: RouteHop
-    since: int
     link: Link | None = None
     channel: grpc.aio.Channel | None = None
     is_attached: bool = False
@@ -140,6 +139,7 @@ class SuccessorStream:
     farewell: Close | None = None
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    since: int = 0
 
 
 class SuccessorLink:
@@ -211,7 +211,7 @@ class SuccessorLink:
         if stream is not None:
             stays = place_in(attach, stream.hop.peer) is not None
             self._leave(stream, None if stays else DISMISSED)
-        self._stream = SuccessorStream(hop, attach.generation)
+        self._stream = SuccessorStream(hop, since=attach.generation)
         task = self._scope.spawn(self._hold(self._stream, attach))
         self._open[task] = self._stream
         task.add_done_callback(lambda done: self._open.pop(done, None))

@@ -1,4 +1,4 @@
-"""TextEvidence files: what is whole is read and covers its text; whatever is altered is refused, with the part at fault."""
+"""Files of evidence: a whole one is read and covers its text; whatever is altered is refused, with the part at fault."""
 
 from __future__ import annotations
 
