@@ -190,7 +190,7 @@ def _save_proof(path: Path, result: Result) -> None:
         path.write_bytes(proof.data)
     except OSError as error:
         raise ConfigError(f"--proof {path}: cannot be written ({error})") from error
-    lacking = f"; {len(proof.unsigned)} machines of its chain signed nothing" if proof.unsigned else ""
+    lacking = f"; {', '.join(peer[-8:] for peer in proof.unsigned)} signed nothing" if proof.unsigned else ""
     signed = f"{proof.signed_tokens} of {len(result.tokens)} tokens are signed{lacking}"
     print(f"client: {path}: {signed}", file=sys.stderr)  # noqa: T201
 

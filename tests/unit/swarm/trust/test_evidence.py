@@ -1,4 +1,4 @@
-"""Files of evidence: a whole one is read and covers its text; whatever is altered is refused, with the part at fault."""
+"""Files of evidence: a whole one is read and covers its text; an altered one is refused, with the part at fault."""
 
 from __future__ import annotations
 
