@@ -9,8 +9,8 @@ from node.cli import main
 from node.session.settle import HopCommitments
 from node.session.sweep_run import SweepRun
 
-_METHODS = [(HopCommitments, name) for name in ("received", "sent", "computed", "replied")]
-_METHODS += [(SweepRun, "_keep_answered")]
+_METHODS: list[tuple[type, str]] = [(HopCommitments, name) for name in ("received", "sent", "computed", "replied")]
+_METHODS.append((SweepRun, "_keep_answered"))
 _REAL = {(kind, name): getattr(kind, name) for kind, name in _METHODS}
 
 

@@ -16,6 +16,7 @@ from client.base.options import GenerateOptions
 from client.chain.settle import SettledRows, differing_link
 from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Reply, Rows, Snapshot, SweepFrame
 from swarm.trust.evidence import Checked, load, spans_in, verify_signatures
@@ -79,18 +80,19 @@ async def test_what_was_settled_stays_for_a_while_after_the_session(nodes: Killa
     result = await nodes.client.generate(IDS, **WITH_ROWS)
     assert result.proof is not None
     sent = load(result.proof.data).rows[1]
+    ids = tuple(map(TreeNodeId, sent.nodes))
     chain, found = nodes.chains[-1], SettledRows()
     hop = chain.route.hops[1]
     sender = SimpleNamespace(connection=chain._connection(hop), hop=hop, key=chain._key, codec=chain._want.codec)
-    rows = await found.sent(sender, sent.nodes)
+    rows = await found.sent(sender, ids)
     assert rows is not None
     assert bytes(rows.data) == sent.data
     stranger = SimpleNamespace(**{**vars(sender), "key": SessionKey.fresh()})
-    assert await found.sent(stranger, sent.nodes) is None
+    assert await found.sent(stranger, ids) is None
     for node in nodes.nodes.values():
         while node.sessions.settled.give_way():
             pass
-    assert await found.sent(sender, sent.nodes) is None
+    assert await found.sent(sender, ids) is None
 
 
 async def test_a_text_that_asks_for_no_proof_settles_nothing(

@@ -284,7 +284,8 @@ NO_TIMES = [math.nan, math.inf, -math.inf, -5e-324, -1.0, 120_000.01, 1e308]
 @given(replies(), st.sampled_from([fact.name for fact in TIMES]), st.sampled_from(NO_TIMES))
 def test_hop_times_outside_of_their_range_are_refused_by_name(reply: Reply, field: str, value: float) -> None:
     frame = pb.Frame.FromString(wire.encode_frame(reply))
-    frame.reply.times.append(pb.HopTime(**{field: value}))
+    given: dict[str, Any] = {field: value}
+    frame.reply.times.append(pb.HopTime(**given))
     with pytest.raises(RemoteProtocolError) as caught:
         wire.decode_frame(frame.SerializeToString())
     assert caught.value.field == field
@@ -292,7 +293,8 @@ def test_hop_times_outside_of_their_range_are_refused_by_name(reply: Reply, fiel
 
 @given(st.sampled_from([math.inf, -math.inf, -1.0, 1e308, 119_999.0]), st.sampled_from(TIMES))
 def test_what_a_hop_measured_can_always_be_sent(value: float, fact: Fact) -> None:
-    reply = Reply(1, 0, (), (replace(HopTime(1.0, 2.0, 3.0, 4.0), **{fact.name: value}),))
+    given: dict[str, Any] = {fact.name: value}
+    reply = Reply(1, 0, (), (replace(HopTime(1.0, 2.0, 3.0, 4.0), **given),))
     (time,) = wire.decode_frame(wire.encode_frame(reply)).times  # type: ignore[union-attr]
     assert getattr(time, fact.name) == min(max(value, 0.0), MAX_HOP_MS)
 
