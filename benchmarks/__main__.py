@@ -30,6 +30,7 @@ PROGRAMS: Final = {
         "card",
         "card_formats",
         "card_swarm",
+        "commitments",
         "crowd",
         "footprint",
         "grown",

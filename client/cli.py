@@ -34,7 +34,8 @@ from swarm.directory.joining.resolve import AS_ASKED, SwarmFinder, with_swarm
 from swarm.link.egress.streams import bracketed
 
 if TYPE_CHECKING:
-    from client.base.options import ConnectOptions, GenerateOptions, Options
+    from client.base.options import ConnectOptions, GenerateOptions, Options, ProofChoice
+    from client.base.stats import Result
 
 ClientCommand = Generate | ChatCommand | ApiCommand | Bench | TrainDraft | Demo
 
@@ -110,7 +111,7 @@ def _with_swarm(command: ClientCommand) -> ClientCommand:
 def generate(command: Generate) -> None:
     """Stream one text."""
     model, options = _connection(command)
-    command = replace(command, options=_with_schema(command))
+    command = replace(command, options=replace(_with_schema(command), proof=_proof_choice(command)))
     command.options.check()
     prompt = (
         command.prompt if command.resume is not None else _prompt(command)
@@ -145,6 +146,8 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
             raise
     print()  # noqa: T201
     console = make_console(stderr=True)
+    if command.proof is not None and result is not None and result.proof is not None:
+        _save_proof(command.proof, result)
     if command.explain and result is not None:
         console.print(report.explanation(result.stats))
     if command.stats and result is not None:
@@ -152,6 +155,44 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
         for note in swarm.draft_notes:
             console.print(plain_line(note), soft_wrap=True, markup=False, highlight=False)
         console.print(report.waterfall(result.stats))
+
+
+def _proof_choice(command: Generate) -> ProofChoice:
+    """What the text is to prove.
+
+    Raises:
+        ConfigError: it cannot prove that, or not into this file.
+    """
+    if command.proof is None:
+        if command.proof_rows:
+            raise ConfigError("--proof-rows: rows go into the file that --proof names")
+        return "none"
+    if command.hedge:
+        raise ConfigError(
+            "--proof: a hedged text proves nothing, as its rows come from two machines; leave out --hedge"
+        )
+    if command.resume is not None:
+        raise ConfigError("--proof: the first part of a resumed text is another session's; generate it anew")
+    if not command.proof.parent.is_dir():
+        raise ConfigError(f"--proof {command.proof}: its folder is not there")
+    return "rows" if command.proof_rows else "signed"
+
+
+def _save_proof(path: Path, result: Result) -> None:
+    """Write the evidence, and say what it lacks."""
+    proof = result.proof
+    assert proof is not None, "it was asked for"
+    for line in proof.problems:
+        print(f"client: {plain_line(line)}", file=sys.stderr)  # noqa: T201
+    if not proof.data:
+        return
+    try:
+        path.write_bytes(proof.data)
+    except OSError as error:
+        raise ConfigError(f"--proof {path}: cannot be written ({error})") from error
+    lacking = f"; {', '.join(peer[-8:] for peer in proof.unsigned)} signed nothing" if proof.unsigned else ""
+    signed = f"{proof.signed_tokens} of {len(result.tokens)} tokens are signed{lacking}"
+    print(f"client: {path}: {signed}", file=sys.stderr)  # noqa: T201
 
 
 def _tell_sampling(defaults: GenerateOptions) -> None:

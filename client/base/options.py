@@ -61,6 +61,9 @@ CHECKED_PICKS = 1 / 16
 CodecChoice = Literal["lossless", "int8"]
 """How hidden rows travel between hops: every bit of them, or in int8 blocks, which changes results."""
 
+ProofChoice = Literal["none", "signed", "rows"]
+"""What a text is to prove."""
+
 
 @headed(
     text=("max_new_tokens", "stop"),
@@ -97,6 +100,8 @@ class Options:
         show: special tokens that the text shows, such as `<|python_tag|>`; decoding drops all others.
         end_tokens: ids that end the text (default: the model's own).
         stop_tokens: ids that end it beside those.
+        proof: what the result proves: signed, who signed that it picked which token; rows, also what each machine sent,
+            so that every span can be checked by itself. In a session of its own.
     """
 
     max_new_tokens: Count = 128
@@ -118,6 +123,7 @@ class Options:
     show: Found[tuple[str, ...]] = ()
     end_tokens: Found[tuple[int, ...] | None] = None
     stop_tokens: Found[tuple[int, ...]] = ()
+    proof: Found[ProofChoice] = "none"
 
     def with_defaults(self, *defaults: GenerateOptions) -> Options:
         """The same, where each option that is None is that of the first defaults that have it."""
@@ -173,6 +179,8 @@ class Options:
             raise ConfigError("logit_bias must map token ids, which are whole numbers, to numbers")
         if not all(isinstance(stop, str) for stop in self.stop):
             raise ConfigError(f"stop: {self.stop!r}; give strings")
+        if self.proof not in get_args(ProofChoice):
+            raise ConfigError(f"proof: {self.proof!r}; there are {', '.join(get_args(ProofChoice))}")
         _check_ids("end_tokens", self.end_tokens or ())
         _check_ids("stop_tokens", self.stop_tokens)
         if not all(self.stop):
@@ -202,6 +210,7 @@ class GenerateOptions(TypedDict, total=False):
     end_tokens: Sequence[int] | None
     stop_tokens: Sequence[int]
     trace: bool
+    proof: ProofChoice
 
 
 UNCHANGED = GenerateOptions(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)

@@ -279,6 +279,23 @@ class TokenLogProbs:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """What a text can prove.
+
+    Attributes:
+        data: the evidence file, for `swarm verify`; empty where machines signed something else than they had said.
+        signed_tokens: tokens of the answer that the machine which picked them signed.
+        unsigned: machines of the chain that signed nothing: they died, or refused.
+        problems: lines for people: who refused, which links' ends do not agree, what contradicts itself.
+    """
+
+    data: bytes
+    signed_tokens: int = 0
+    unsigned: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """A finished generation.
 
@@ -289,6 +306,7 @@ class Result:
         stats: what it took.
         log_probs: one per token, where they were asked for; after `resume`, of the tokens since.
         stop_string: the one of `stop` that ended the text; empty for any other end.
+        proof: of the text, where it was asked for.
     """
 
     text: str
@@ -297,3 +315,4 @@ class Result:
     stats: Stats
     log_probs: tuple[TokenLogProbs, ...] = ()
     stop_string: str = ""
+    proof: Proof | None = None

@@ -40,14 +40,17 @@ from client.chain.repair_plan import (
     TroubleReported,
     Wait,
 )
+from client.chain.settle import DISMISSED_S, ChainProof, Settler, TextLog, differing_link
 from client.chain.tells import TellLog, parts_of, tell_of
 from swarm.base.errors import (
+    ConfigError,
     HopClosed,
     HopError,
     HopLeaving,
     HopMisbehaved,
     HopSlow,
     HopTimeout,
+    LinkDiffers,
     PicksRefuted,
     RemoteProtocolError,
     ReplicasDiffer,
@@ -102,6 +105,8 @@ HOLD_S = 1.0
 """How long a machine may take to hear that it is held or released; a session's end waits for that."""
 STANDING_S = 0.8
 """How long a hop may take to say how far it is."""
+DRAIN_S = 5.0
+"""How long replies that a text does not need any more are waited for, so that all hops sign the same."""
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +178,9 @@ class Chain:
         self._taken_s = self._awake_s = time.monotonic()
         self._differed_in = -1
         self._held: dict[str, Connection] = {}
+        self._log: TextLog | None = None
+        self._logged: Route | None = None
+        self._is_answered = asyncio.Event()
 
     @property
     def route(self) -> Route:
@@ -229,6 +237,8 @@ class Chain:
         self._journal = Journal(state)
         if self._want.ends_only:
             self._tells = TellLog(state)
+        if self._log is not None:
+            self._log.begin(state)
         if self.generation:  # a tail that came since the session was opened does not know what it begins with
             for tell in self._told():
                 self._answers.tell(tell)
@@ -247,6 +257,46 @@ class Chain:
         """What a tail has to know that knows nothing."""
         return self._tells.all() if self._tells is not None and self._is_split else iter(())
 
+    def keep_log(self) -> None:
+        """Keep what is told, so that a text of this session can be proved; before `begin`.
+
+        Raises:
+            ConfigError: two machines of one hop answer for nothing alone.
+        """
+        if self.route.hedge is not None:
+            raise ConfigError("proof: a hedged text proves nothing, as its rows come from two machines")
+        self._log, self._logged = TextLog(routes={self.generation: self.route.hops}), self.route
+
+    @property
+    def keeps_log(self) -> bool:
+        """Whether a text of this session can be proved."""
+        return self._log is not None
+
+    async def prove(self, prompt: Sequence[int], answer: Sequence[int], *, with_rows: bool = False) -> ChainProof:
+        """Have all hops sign what they did for this session's text, and put it together.
+
+        Args:
+            prompt: of the text.
+            answer: its tokens.
+            with_rows: add the rows that hops sent, so that each span can be checked by itself.
+
+        Raises:
+            EvidenceError: machines signed something else than they said while the text ran.
+        """
+        log = self._log
+        assert log is not None, "keep_log came first"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while self._answers.are_due:
+                    self._is_answered.clear()
+                    await self._is_answered.wait()
+        hops, settler = self.route.hops, Settler(self._key, log, self._connection)
+        await settler.settle(hops)
+        for peer, why in log.refused.items():
+            logger.warning("node %s did not sign this text: %s", peer, why)
+        told = log.told(self._key, self._want.fingerprint, prompt, answer)
+        return await settler.evidence(told, hops, with_rows=with_rows)
+
     def follow(self, place: GrammarPlace | None) -> None:
         """The picks of what is sent from now on must follow this grammar; one that does not is its tail's fault."""
         self._picks.follow(place)
@@ -264,6 +314,8 @@ class Chain:
         self._answers.expect(sweep)
         self._picks.expect(sweep, self._journal.state, self._scope)
         self._journal.note(sweep)
+        if self._log is not None:
+            self._log.sweeps.append(sweep)
         if self._tells is not None:
             self._tells.note(sweep)
         is_split = self._is_split
@@ -292,6 +344,11 @@ class Chain:
         """What hop 0 lacks: ids are all that it needs."""
         messages = [] if self._journal is None else self._journal.replay(received)
         return [one.without_settings() for one in messages] if self._is_split else messages
+
+    def on_sent(self, hop: RouteHop, since: int, message: SweepFrame | Snapshot) -> None:
+        """A message is on its way to hop 0."""
+        if self._log is not None:
+            self._log.sent(hop, since, message)
 
     def on_ready(self, ready: Ready) -> None:
         """Every hop of a route is attached, and each was content with what the others grant."""
@@ -399,6 +456,7 @@ class Chain:
             case RouteSearch():
                 await self._search(step, scope)
             case TakeRoute():
+                await self._settle_left(step)
                 self._take_route(step, scope)
             case Log(level, message):
                 logger.log(level, "%s", message)
@@ -432,9 +490,19 @@ class Chain:
         else:
             self._plan.report(found, time.monotonic())
 
+    async def _settle_left(self, step: TakeRoute) -> None:
+        """Machines that the chain leaves sign what they did, those that live."""
+        old, self._logged = self._logged, step.route
+        if self._log is None or old is None:
+            return
+        left = [hop for hop in old.hops if hop not in step.route.hops]
+        await Settler(self._key, self._log, partial(self._connection_in, old)).settle(left, DISMISSED_S)
+
     def _take_route(self, step: TakeRoute, scope: TaskScope) -> None:
         """Send the route down the chain (R2), and hear its tail."""
         assert self._next is not None
+        if self._log is not None:
+            self._log.routes[step.generation] = step.route.hops
         logger.info("generation %d goes over %s", step.generation, ", ".join(map(_named, step.route.hops)))
         self._taken_s = time.monotonic()
         self._progress.forget()
@@ -469,8 +537,25 @@ class Chain:
         self._picks.check(reply)
         if reply.rows is not None:
             self._owner.check_rows(reply.rows)
+        self._compare_heads(reply)
+
+    def _compare_heads(self, reply: Reply) -> None:
+        """Notice where two neighbours do not say the same of their link: once, for all of a generation."""
+        hops = self.route.hops
+        if reply.generation != self.generation or len(reply.times) != len(hops) or self._differed_in >= self.generation:
+            return
+        place = differing_link(reply.times)
+        if place is None:
+            return
+        self._differed_in = self.generation
+        before, hop = hops[place - 1], hops[place]
+        error = LinkDiffers(hop.peer, str(hop.span), f"received other rows than {before.peer} sent, they say")
+        logger.warning("%s", error)
+        self.differences = [*self.differences, str(error)][-MAX_DIFFERENCES:]
+        self.on_trouble(error.on_link(before.peer, is_even=True))
 
     def _on_answer(self, total_ms: float, sweep: Sweep) -> None:
+        self._is_answered.set()
         self._picks.answered(sweep.sequence)
         self._progress.answered(total_ms, sweep.count, self.route.forecast)
 
@@ -556,8 +641,11 @@ class Chain:
         return self._dialer.path(first), self._dialer.path(last)
 
     def _connection(self, hop: RouteHop, stuck: grpc.aio.Channel | None = None) -> Connection:
+        return self._connection_in(self.route, hop, stuck)
+
+    def _connection_in(self, route: Route, hop: RouteHop, stuck: grpc.aio.Channel | None = None) -> Connection:
         try:
-            endpoint = self.route.endpoint(hop.peer)
+            endpoint = route.endpoint(hop.peer)
         except KeyError:  # a repair came between
             raise HopClosed(hop.peer, str(hop.span), "is not in the route any more") from None
         return Connection(self._dialer.channel(endpoint, stuck), endpoint, is_member=self._dialer.is_member)

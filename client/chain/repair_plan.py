@@ -39,6 +39,7 @@ from swarm.base.errors import (
     HopRefused,
     HopSlow,
     HopTimeout,
+    LinkDiffers,
     RegistryError,
     RouteError,
     SwarmError,
@@ -230,7 +231,7 @@ class RepairPlan:
     def report(self, event: RepairEvent, now_s: float) -> None:
         """Something happened."""
         match event:
-            case TroubleReported(HopLeaving() | HopSlow() as error):  # it serves until somebody takes its place
+            case TroubleReported(HopLeaving() | HopSlow() | LinkDiffers() as error):  # serves until it is replaced
                 self._leaving.add(error.peer)
             case TroubleReported(HopError() as error):
                 self._suspicion.add(error, now_s, self.route.relay_of(error.peer))

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from client.base.options import CodecChoice
-from client.base.stats import PickChecks, Result, Stats, TokenLogProbs
+from client.base.stats import PickChecks, Proof, Result, Stats, TokenLogProbs
 from client.base.target import Target
 from client.chain.blame import RETRY_S, Refusals
 from client.chain.chain import Chain, ChainOwner
@@ -59,6 +59,7 @@ from swarm.protocol.session import Limits
 from swarm.routing.own_layers import OwnLayers
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, hedged
+from swarm.trust.evidence import EvidenceError
 
 REPLAY_LAYER_MS = 1_000.0
 """Price of a layer on a machine without the session's KV, so that a repair keeps the machines that have it."""
@@ -87,11 +88,13 @@ class Beginning:
         tokens: token ids.
         new_tokens: that may come after them.
         secret: 16 to 64 bytes, of all who may use what others of them had computed; None: of this swarm's object.
+        is_proved: whether the text is to be proved.
     """
 
     tokens: Sequence[int]
     new_tokens: int
     secret: bytes | None = None
+    is_proved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,7 @@ class Session:
             stats,
             tuple(state.log_probs),
             ended.stop_string,
+            await self._proof(state),
         )
         yield replace(self._traced(told.rest(), state), result=result)
 
@@ -242,6 +246,27 @@ class Session:
             watch.go_back(right)
             self.chain.forget_refuted()
         raise refuted
+
+    async def _proof(self, state: GenerationState) -> Proof | None:
+        """What the text proves, where that was asked for. Machines that do not sign are avoided for a while."""
+        wanted = state.options.get("proof", "none")
+        if wanted == "none":
+            return None
+        if not self.chain.keeps_log:
+            return Proof(b"", problems=("a conversation is not proved: ask for one text, without a chat",))
+        tokens, resumed = state.text.tokens, state.resumed_tokens
+        prompt, answer = (*state.prompt, *tokens[:resumed]), tokens[resumed:]
+        try:
+            made = await self.chain.prove(prompt, answer, with_rows=wanted == "rows")
+        except EvidenceError as error:
+            return Proof(b"", problems=(f"no proof: {error}",))
+        for peer, _ in made.refused:
+            self.nearby.failed(peer)
+        checked = made.checked
+        problems = [f"node {peer}: {why}" for peer, why in made.refused]
+        problems += [f"{one.sender} and {one.receiver} signed different rows" for one in checked.differing]
+        unsigned = tuple(sorted({peer for _, peer in checked.unsigned}))
+        return Proof(made.data, checked.signed_picks, unsigned, tuple(problems))
 
     def _follow_grammar(self, state: GenerationState) -> None:
         grammar, rules = state.grammar, state.sampling.rules
@@ -432,6 +457,8 @@ class SessionOpener:
                 room = _SessionNeeds(window_tokens, room.nodes, borders(names.names, known), expected, holders)
             made = await self._opened(scope, room)
             walk = self._walk(made.chain, beginning, names)
+            if beginning is not None and beginning.is_proved:
+                made.chain.keep_log()
             made.chain.begin(walk.state)
             scope.spawn(self._keep_known())
             codec = _codec(made.chain.route.numeric_class, self.codec)

@@ -62,7 +62,7 @@ class SwarmCommand(ConnectionOptions):
     links=_LINKS,
     drafting=_DRAFTING,
     generation=("options",),
-    output=("stats", "explain"),
+    output=("stats", "explain", "proof", "proof_rows"),
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate(SwarmCommand):
@@ -73,6 +73,9 @@ class Generate(SwarmCommand):
         json_schema: file of a JSON schema that the whole text must match (default: none).
         stats: print where the time went, to standard error.
         explain: print for every sweep how many tree nodes it had and why, and what it took, to standard error.
+        proof: file for the text's evidence: which machines signed that they received and picked what (default: none).
+        proof_rows: with --proof: add the rows that each machine sent, so that whoever has some of the layers can check
+            those alone; 16 KB per token and machine for a large model.
         resume: go on with an interrupted generation, from the file that its error named, with the prompt and options
             of that file (default: begin a new one).
         options: how to generate.
@@ -82,6 +85,8 @@ class Generate(SwarmCommand):
     json_schema: File | None = None
     stats: bool = False
     explain: bool = False
+    proof: File | None = None
+    proof_rows: bool = False
     resume: File | None = None
     options: GenerationOptions = field(default_factory=Options)
 

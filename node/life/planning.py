@@ -98,6 +98,8 @@ class NodeResources:
     """Owns the node's background tasks."""
     compute: ComputeThread
     """Alone runs what torch computes."""
+    hashing: ComputeThread
+    """Commits to what travels, beside that."""
     machine: SharedMachine = field(default_factory=SharedMachine)
     """What it shares with nodes of other models."""
 

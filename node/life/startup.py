@@ -105,6 +105,7 @@ class StartUp:
         self._stack = stack
         self._beside = beside
         self._compute = ComputeThread() if beside is None else beside.compute
+        self._hashing = ComputeThread("hashing") if beside is None else beside.hashing
 
     async def run(self) -> RunningNode:
         """Serve; returns once the node is listed.
@@ -118,6 +119,8 @@ class StartUp:
         if self._beside is not None:
             return await self._run_beside(self._beside)
         self._stack.callback(self._compute.close)  # ends last, after all that computes
+        self._stack.callback(self._hashing.close)
+        self._hashing.submit(int)  # its thread lives as long as the node
         self._compute.own_the_pool(config.threads)
         registry = self._registry or DhtRegistry.open(config.dht())
         certificate = None if config.insecure else ServerCertificate.fresh(registry.peer_id)
@@ -199,6 +202,7 @@ class StartUp:
             ways=ways,
             scope=arrived.scope,
             compute=self._compute,
+            hashing=self._hashing,
             machine=SharedMachine(1 + len(config.more), admission=Admission(preferred=config.preferred)),
         )
 

@@ -112,6 +112,7 @@ WAITING: Final = "streams without a session"
 SESSIONS: Final = "sessions"
 CALLS: Final = "calls"
 MANIFESTS: Final = "lists of weight files"
+SHOWN: Final = "parts of what was settled"
 OPENED: Final = "new streams"
 FIRST: Final = "first streams"
 INSISTED: Final = "refusals"
@@ -126,6 +127,7 @@ LIMITS: Final = QuotaLimits(
     rates={
         CALLS: RateLimit(per_key=100, burst=200, total=4_000, total_burst=8_000),
         MANIFESTS: RateLimit(per_key=0.2, burst=16, total=4, total_burst=64),
+        SHOWN: RateLimit(per_key=8, burst=64, total=64, total_burst=512),
         OPENED: RateLimit(per_key=20, burst=256, total=150, total_burst=1_024),
         FIRST: RateLimit(per_key=0.1, burst=8, total=1e6, total_burst=1e6),
         INSISTED: RateLimit(per_key=2, burst=64, total=1e6, total_burst=1e6),
@@ -308,6 +310,15 @@ class Admission:
         if not self.quota.spend(MANIFESTS, address):
             self.insisted(address)
             raise OverQuota(MANIFESTS)
+
+    def check_show(self, address: str) -> None:
+        """Let this address have a part of what its session settled, a mebibyte.
+
+        Raises:
+            OverQuota: it, or all together, ask for them too often; whoever waits a second may ask again.
+        """
+        if not self.quota.spend(SHOWN, address):
+            raise OverQuota(SHOWN)
 
     @contextmanager
     def stream(self, address: str) -> Iterator[ExitStack]:

@@ -12,9 +12,11 @@ from node.model.span import SpanModel
 from node.session.admission import Admission
 from node.session.counters import NodeCounters
 from node.session.scheduler import Engine
+from node.session.settle import HopCommitments, SettledTexts
 from swarm.base.errors import Busy, ConfigError, RemoteProtocolError
 from swarm.base.ids import PeerId
 from swarm.base.layers import Span
+from swarm.compute.compute_thread import ComputeThread
 from swarm.compute.grammars import CompiledGrammar, GrammarCompiler
 from swarm.compute.kv_cache import KvCache
 from swarm.compute.kv_slots import ancestor_bytes
@@ -27,6 +29,7 @@ from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.pick_rules import Grammar
 from swarm.protocol.session import Limits
+from swarm.trust.settlement import SettlingKey
 
 logger = logging.getLogger(__name__)
 
@@ -40,29 +43,40 @@ class JournalBudget:
 
     Attributes:
         limit_bytes: for all journals.
-        used_bytes: what they take now.
+        used_bytes: what those of sessions that run take now, with leaves of what travelled.
+        settled: what is kept of sessions that are over, as long as nothing else needs its room.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.settled = SettledTexts()
 
-    def settle(self, paid_bytes: int, journal: Journal) -> int:
-        """Account for a journal that grew or shrank; without room for it, it is dropped (R8).
+    def settle(self, paid_bytes: int, journal: Journal, commitments: HopCommitments) -> int:
+        """Account for a journal that grew or shrank; without room for it, leaves are dropped, then the journal (R8).
 
         Args:
-            paid_bytes: what it took at the last call.
+            paid_bytes: what it and the leaves took at the last call.
             journal: the journal as it is now.
+            commitments: of the same session.
 
         Returns:
-            what it takes now.
+            what they take now.
         """
-        grown = journal.size_bytes - paid_bytes
-        if grown > 0 and self.used_bytes + grown > self.limit_bytes:
-            logger.warning("no room for the journal of a session: another hop will replay it when this is needed")
-            journal.drop()
-        self.used_bytes += journal.size_bytes - paid_bytes
-        return journal.size_bytes
+        grown = journal.size_bytes + commitments.size_bytes - paid_bytes
+        while grown > 0 and self._lacks(grown) and self.settled.give_way():
+            pass
+        if grown > 0 and self._lacks(grown):
+            commitments.drop()
+            if self._lacks(journal.size_bytes - paid_bytes):
+                logger.warning("no room for the journal of a session: another hop will replay it when this is needed")
+                journal.drop()
+        taken = journal.size_bytes + commitments.size_bytes
+        self.used_bytes += taken - paid_bytes
+        return taken
+
+    def _lacks(self, more_bytes: int) -> bool:
+        return self.used_bytes + self.settled.size_bytes + more_bytes > self.limit_bytes
 
 
 HopDial = Callable[[RouteHop, Iterable[bytes], grpc.aio.Channel | None], Awaitable[Connection]]
@@ -94,6 +108,10 @@ class NodeContext:
     """Makes rows of noise, kept between sweeps; None where picks are made on the device."""
     grammars: GrammarCompiler
     """For the model's tokenizer."""
+    hashing: ComputeThread
+    """Commits to what travelled."""
+    settling: SettlingKey = field(default_factory=SettlingKey)
+    """Signs what it committed to."""
     journals: JournalBudget = field(default_factory=lambda: JournalBudget(JOURNAL_BYTES))
 
     @property

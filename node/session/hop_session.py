@@ -25,6 +25,7 @@ from node.model.span import SpanModel
 from node.session.admission import GrammarsRefused, OwnerClass, payer_of, standing_of
 from node.session.context import NodeContext
 from node.session.scheduler import PendingWork
+from node.session.settle import HopCommitments
 from node.session.sweep_run import HopRole, SweepRun
 from node.session.tail import ReplyBuffer, Tail
 from node.session.upstreams import UpstreamSet, UpstreamStream
@@ -67,6 +68,7 @@ from swarm.protocol.messages import (
     Hold,
     HopTime,
     Ready,
+    Reply,
     Reroute,
     RouteHop,
     Rows,
@@ -78,6 +80,7 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.session import CommittedToken
 from swarm.protocol.told import Told
+from swarm.trust.settlement import Settlement
 
 logger = logging.getLogger(__name__)
 
@@ -253,6 +256,7 @@ class HopSession:
         replies: at the tail, what the client has not confirmed.
         log: the session's rules and state here.
         journal: what the next hop may need again (R5).
+        commitments: to what it received and sent (S1).
         account: who pays for it (`node.session.admission`).
         owner: whose turns it has (`node.session.scheduler`): behind hop 0, who pays there.
         scope: what its KV and rows depend on beside the tokens (P15); None where a hop has a replica.
@@ -267,6 +271,7 @@ class HopSession:
         """
         self.credits = credits
         self.account = account
+        self._since = attach.generation
         self.owner = payer_of(account, attach)
         self.used_at = time.monotonic()
         self.replies = ReplyBuffer()
@@ -275,6 +280,7 @@ class HopSession:
         self.log = HopLog(context.limits(credits), told)
         self.journal = Journal(self.log.executed, is_bare=attach.open.ends_only)
         self._untold: asyncio.TimerHandle | None = None
+        self.commitments = HopCommitments(attach.session, context.peer, context.hashing)
         self._context, self._attach = context, attach
         self._kv_cache: KvCache | None = None
         opened, span = attach.open, attach.route[attach.index].span
@@ -290,6 +296,7 @@ class HopSession:
         self._tail = Tail(self.log, partial(context.compile, self.span, account) if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
+        self._adopted, self._sealed = 0, b""
         self._is_restoring = False  # a snapshot came, and not all of it is computed
         self._closed, self._is_dismissed, self._reason = asyncio.Event(), False, "closed"
         self._lease = Lease(self.expire)
@@ -358,6 +365,7 @@ class HopSession:
             RemoteProtocolError: the generation is too far ahead.
         """
         is_new = self._upstreams.attach(upstream, attach, sender, self.log.received.sequence, self.credits)
+        self.commitments.listen(attach.generation, sender)
         self._lease.renew()
         if is_new:
             self._go_on(attach)
@@ -386,6 +394,8 @@ class HopSession:
 
     def _go_on(self, attach: Attach) -> None:
         self._attach, self.scope = attach, _scope_of(attach, self._role)
+        if attach.hedge is not None:
+            self.commitments.stop()
         if self._is_tail and self._kv_cache is not None and self._attaching is None:
             self._upstreams.be_ready(self.credits)
         elif self._next is not None:
@@ -428,7 +438,10 @@ class HopSession:
             self._upstreams.note(frame)
             self._arrived[frame.sweep.sequence] = time.perf_counter()
             self._go_on_if_told()
-        elif not self._upstreams.is_duplicate(upstream, frame) and self._is_tail:
+            self.commitments.received(frame, self.log.received)
+            return
+        self.commitments.refused()
+        if not self._upstreams.is_duplicate(upstream, frame) and self._is_tail:
             self.replies.resend(frame.sweep.sequence)
 
     def restore(self, upstream: UpstreamStream, snapshot: Snapshot) -> None:
@@ -466,6 +479,7 @@ class HopSession:
         self._context.counters.restores += 1
         self._context.counters.restored_nodes += len(snapshot.ids)
         self._go_on_if_told()
+        self.commitments.received(snapshot, self.log.received)
 
     def tell(self, tell: Tell) -> None:
         """The session's client says what a sweep holds, which the chain does not bring (P17).
@@ -565,6 +579,8 @@ class HopSession:
             self._stop_waiting()
             self._shelf.over(self)
             self.replies.close()
+            if self._sealed:
+                self._keep_settled()
             if self._attaching is not None:
                 self._attaching.cancel()
 
@@ -587,8 +603,10 @@ class HopSession:
             self._lease.cancel()
             self._upstreams.end()
             self._kv_cache = None  # its memory is free
-            self.journal.drop()
-            self._account()
+            if not self._sealed:
+                self.journal.drop()
+                self.commitments.drop()
+                self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
     async def _begin(self) -> None:
@@ -622,6 +640,7 @@ class HopSession:
         self.journal.begin(self.log.executed, [block.rows for block in blocks if block.rows is not None])
         self._account()
         self.credits = replace(self.credits, held=len(tokens))
+        self._adopted = len(tokens)
         self._context.counters.kept_tokens += len(tokens)
 
     async def file(self) -> None:
@@ -678,19 +697,42 @@ class HopSession:
         waited_ms = stayed_ms - run.compute_ms - run.encode_ms
         link_ms = self.replies.link_ms if self._next is None else self._next.rtt_ms / 2
         other_ms = run.encode_ms + self._context.engine.loop_cost.mean_ms
-        times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, other_ms, link_ms))
+        own = HopTime(max(waited_ms, 0.0), run.compute_ms, other_ms, link_ms, self.commitments.heads())
+        times = (*run.work.frame.times, own)
         self._context.counters.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
         self._context.counters.rows_by_class[OwnerClass.of(self.account)] += len(run.work.run)
         if self._is_tail:
-            self.replies.put(self._tail.reply(run, times), self.log.received.acked)
+            self._answer(self._tail.reply(run, times), self.log.received.acked)
+            self.commitments.answered()
             return
         kept = None if len(run.work.run) == len(sweep.tokens) else run.kept
         if self._next is not None:
             passed = sweep.structure() if self._attach.open.ends_only else sweep
             self._next.push(SweepFrame(passed, kept, run.rows, times))
 
+    def _answer(self, reply: Reply, acked: int) -> None:
+        self.replies.put(reply, acked)
+        self.commitments.replied(self._since, reply, self.log.executed)
+
+    def on_sent(self, hop: RouteHop, since: int, message: SweepFrame | Snapshot) -> None:
+        """A message is on its way to the next hop."""
+        self.commitments.sent(hop.peer, since, message, self.log.executed)
+
+    async def settle(self) -> bytes:
+        """Sign what was received and sent so far (S4); once the session is over, it is kept for a while."""
+        context, attach = self._context, self._attach
+        received, sent = await self.commitments.settle()
+        model = context.model
+        made = Settlement(
+            *(attach.session, context.peer, attach.open.fingerprint, model.numeric_class, self.span, model.num_layers),
+            *(self._role.codec, attach.generation, self._adopted, received, sent),
+        )
+        self._sealed = context.settling.seal(made, context.signer)
+        return self._sealed
+
     def _note(self, run: SweepRun) -> None:
         """Into the journal before anything is sent (R5)."""
+        self.commitments.computed(run.answered)
         if run.rows is not None:
             self.journal.keep(run.work.applied, run.work.nodes, run.rows)
             self._account()
@@ -709,7 +751,8 @@ class HopSession:
             self._next.sync()
             return
         for reply in self._tail.replies(self._attach.generation):
-            self.replies.put(reply, self.log.executed.acked)
+            self._answer(reply, self.log.executed.acked)
+        self.commitments.answered()
 
     def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot] | None:
         """What the next hop lacks, unless this one is in the middle of a sweep or being replayed itself."""
@@ -841,7 +884,15 @@ class HopSession:
         return sign_fault(fault, self._attach.session, self._context.peer, self._context.signer.sign)
 
     def _account(self) -> None:
-        self._journal_bytes = self._context.journals.settle(self._journal_bytes, self.journal)
+        journals = self._context.journals
+        self._journal_bytes = journals.settle(self._journal_bytes, self.journal, self.commitments)
+
+    def _keep_settled(self) -> None:
+        """Rows and leaves that were settled stay for a while; others may have their room."""
+        journals = self._context.journals
+        journals.used_bytes -= self._journal_bytes
+        self._journal_bytes = 0
+        journals.settled.keep(self._attach.session, self._sealed, self.commitments, self.journal)
 
 
 def _adopt(kv: KvCache, blocks: Sequence[KvBlock]) -> None:

@@ -39,6 +39,7 @@ from swarm.protocol.messages import (
     Pong,
     RepliesRequest,
     Reroute,
+    Settled,
     Snapshot,
     SweepFrame,
     Tell,
@@ -95,6 +96,8 @@ class NodeService:
             wire.MANIFEST: grpc.unary_unary_rpc_method_handler(self._unary(self.manifest)),
             wire.LINK: grpc.stream_stream_rpc_method_handler(self._streamed(self.link)),
             wire.HOLD: grpc.unary_unary_rpc_method_handler(self._unary(self.hold)),
+            wire.SETTLE: grpc.unary_unary_rpc_method_handler(self._unary(self.settle)),
+            wire.SHOW: grpc.unary_unary_rpc_method_handler(self._unary(self.show)),
             wire.REPLIES: grpc.stream_stream_rpc_method_handler(self._streamed(self.replies)),
         }
         by_name = {path.rsplit("/", 1)[1]: handler for path, handler in methods.items()}
@@ -167,6 +170,30 @@ class NodeService:
         if hop is not None:
             hop.hold(hold)
         return wire.encode_held(Held(held=False) if hop is None else hop.standing())
+
+    async def settle(self, request: bytes, context: RpcContext) -> bytes:
+        """Sign what a session received and sent here (S4); only its client may ask."""
+        try:
+            session = wire.decode_settle(request).session
+        except RemoteProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await self._check_client(session, context, wire.SETTLE, request)
+        hop = self._spans.find(session)
+        sealed = await hop.settle() if hop is not None else self._spans.settled(session)
+        return wire.encode_settled(Settled(sealed is not None, sealed or b""))
+
+    async def show(self, request: bytes, context: RpcContext) -> bytes:
+        """Leaves or rows of what was settled (S5); answers are large, so they wait for their turn like rows."""
+        try:
+            asked = wire.decode_show(request)
+        except RemoteProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await self._check_client(asked.session, context, wire.SHOW, request)
+        self._admission.check_show(address_key(context.peer()))
+        answer = wire.encode_shown(self._spans.show(asked))
+        await self._context.uplink.turn(len(answer))
+        self._context.uplink.sent(len(answer))
+        return answer
 
     async def replies(
         self, requests: AsyncIterator[bytes], context: RpcContext, address: str, waiting: ExitStack

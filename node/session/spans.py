@@ -9,11 +9,13 @@ import asyncio
 from typing import Final
 
 from node.session.hop_session import HopSession
+from node.session.settle import show
 from node.session.table import SessionTable
 from swarm.base.ids import SessionId
 from swarm.base.tasks import TaskScope
 from swarm.protocol import wire
 from swarm.protocol.manifest import Manifest
+from swarm.protocol.messages import Show, Shown, ShowReply
 
 MODEL: Final = "canopy-model"
 """Metadata of a call that is about one of several models: its fingerprint."""
@@ -45,6 +47,19 @@ class ServedSpans:
         """The session of this name, of whichever model, unless it is over."""
         found = (table.find(session) for table in self._tables.values())
         return next((hop for hop in found if hop is not None), None)
+
+    def settled(self, session: SessionId) -> bytes | None:
+        """What was signed of a session that is over."""
+        found = (table.settled.sealed(session) for table in self._tables.values())
+        return next((sealed for sealed in found if sealed is not None), None)
+
+    def show(self, asked: Show) -> ShowReply:
+        """Leaves or rows of a session that was settled, whether or not it is over."""
+        hop = self.find(asked.session)
+        if hop is not None:
+            return show(asked, hop.commitments, hop.journal)
+        found = (table.settled.show(asked) for table in self._tables.values())
+        return next((one for one in found if one.state is not Shown.UNKNOWN), ShowReply(Shown.UNKNOWN))
 
     async def find_tail(self, session: SessionId, seconds: float) -> HopSession | None:
         """The session, if it ends here or comes to within so many seconds."""

@@ -105,6 +105,7 @@ class SweepRun:
         rows: what travels on; None at the tail and until the sweep is done.
         picks: (tree node, token picked after it), at the tail.
         log_probs: of the picks after these nodes, where the client wants them.
+        answered: at the tail, the final row of each node whose pick is asked for, and nothing beside it.
         is_tail: whether this hop runs the model's last layer.
         masks: what the session's grammar takes after the nodes whose picks are asked for; None without one.
     """
@@ -126,6 +127,7 @@ class SweepRun:
         self._entered: torch.Tensor | None = None
         self._hidden: list[torch.Tensor] = []
         self._final: dict[TreeNodeId, Rows] = {}
+        self.answered: dict[TreeNodeId, Rows] = {}
         self._prepared = False
         self._done = 0
 
@@ -232,6 +234,8 @@ class SweepRun:
             hidden: [nodes, hidden_size], as they left the last layer here.
             kept: the same, as they entered each layer of `cuts`.
         """
+        if self.is_tail:
+            self._keep_answered(piece, hidden)
         chosen = self._returned(piece.chosen) if self.is_tail else []
         if self.is_tail and not chosen:
             return
@@ -243,6 +247,15 @@ class SweepRun:
             self._final |= {node: made.row(place) for place, (_, node) in enumerate(chosen)}
         else:
             self._hidden.append(hidden)
+
+    def _keep_answered(self, piece: SweepSlice, hidden: torch.Tensor) -> None:
+        places = [place for place, _ in self.asked(piece.chosen)]
+        if not places:
+            return
+        own = hidden[places[0] : places[-1] + 1].clone()  # the next forward may write there
+        made = encode_rows(own, lossless_codec(hidden.dtype))
+        nodes = (self.work.applied.appended[piece.chosen[place]] for place in places)
+        self.answered |= {node: made.row(place - places[0]) for node, place in zip(nodes, places, strict=True)}
 
     def _returned(self, chosen: Sequence[int]) -> list[tuple[int, TreeNodeId]]:
         """The nodes among `chosen` whose rows may go to the client: (place among them, node)."""

@@ -23,6 +23,7 @@ from node.session.admission import (
 from node.session.context import NodeContext
 from node.session.counters import NodeCounters
 from node.session.hop_session import HopSession
+from node.session.settle import SettledTexts
 from node.session.upstreams import UpstreamStream, sender_of
 from node.session.waiting import MOST_RETRY_S, WaitingList, WaitingPlace
 from swarm.base.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
@@ -336,6 +337,11 @@ class SessionTable:
         finally:
             if not event._waiters and self._awaited.get(session) is event:
                 del self._awaited[session]
+
+    @property
+    def settled(self) -> SettledTexts:
+        """What is kept of sessions that were settled and are over."""
+        return self._context.journals.settled
 
     def running(self, scope: bytes, prefix: Sequence[Border]) -> HopSession | None:
         """A session that has computed the longest of these beginnings; None where none has."""

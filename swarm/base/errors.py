@@ -24,6 +24,7 @@ SwarmError
 │  ├─ HopMisbehaved                broke the protocol, or lives and does not move the session's sweeps
 │  │  └─ PicksRefuted              picked what its own final rows do not give
 │  ├─ HopSlow                      holds sweeps back, and serves until the session has moved
+│  ├─ LinkDiffers                  received other rows than its predecessor sent, they say
 │  └─ ReplicasDiffer               does not compute what its replica computes
 ├─ RouteError(missing)             nobody serves some layers
 ├─ SessionError
@@ -193,6 +194,10 @@ class PicksRefuted(HopMisbehaved):
 
 class HopSlow(HopError):
     """Holds sweeps back for much longer than it should need; it serves until the session has moved elsewhere."""
+
+
+class LinkDiffers(HopError):
+    """Says that it received something else than the machine before says it sent. Either may be wrong."""
 
 
 class ReplicasDiffer(HopError):

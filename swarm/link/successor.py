@@ -99,6 +99,9 @@ class SuccessorListener(Protocol):
     def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot] | None:
         """What the successor lacks, which has received so much; None: not now, `SessionLink.sync` follows."""
 
+    def on_sent(self, hop: RouteHop, since: int, message: SweepFrame | Snapshot) -> None:
+        """A message is on its way to the successor, by the stream that was attached in that generation."""
+
     def on_ready(self, ready: Ready) -> None:
         """The successor and all behind it are attached."""
 
@@ -122,6 +125,7 @@ class SuccessorStream:
         farewell: what to say at the end, if anything.
         attached: set when the machine took the stream, and when the stream broke first.
         left: set when nothing more is sent or heard.
+        since: generation in which it is attached.
     """
 
     hop: RouteHop
@@ -135,6 +139,7 @@ class SuccessorStream:
     farewell: Close | None = None
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    since: int = 0
 
 
 class SuccessorLink:
@@ -206,7 +211,7 @@ class SuccessorLink:
         if stream is not None:
             stays = place_in(attach, stream.hop.peer) is not None
             self._leave(stream, None if stays else DISMISSED)
-        self._stream = SuccessorStream(hop)
+        self._stream = SuccessorStream(hop, since=attach.generation)
         task = self._scope.spawn(self._hold(self._stream, attach))
         self._open[task] = self._stream
         task.add_done_callback(lambda done: self._open.pop(done, None))
@@ -223,6 +228,7 @@ class SuccessorLink:
         try:
             stream.link.send(frame)
             stream.received = frame.sweep.sequence
+            self._listener.on_sent(stream.hop, stream.since, frame)
         except HopError as error:
             self._lost(stream, error)
 
@@ -244,6 +250,7 @@ class SuccessorLink:
             for message in messages:
                 stream.link.send(message)
                 stream.received = message.sequence if isinstance(message, Snapshot) else message.sweep.sequence
+                self._listener.on_sent(stream.hop, stream.since, message)
         except HopError as error:
             self._lost(stream, error)
 

@@ -96,6 +96,12 @@ class Journal:
             return None
         return self._rows(ids)
 
+    def find(self, nodes: Sequence[TreeNodeId]) -> Rows | None:
+        """The rows of some committed or live nodes; None where one is missing."""
+        if self._form is None or any(node not in self._committed and node not in self._live for node in nodes):
+            return None
+        return self._rows(nodes)
+
     def replay(self, received: int | None) -> list[SweepFrame] | list[Snapshot]:
         """What a successor needs (R4): nothing, the sweeps that it lacks, or a snapshot.
 

@@ -71,6 +71,14 @@ MAX_KEY_BYTES = 1_024
 """The public key of whoever calls: a session's, or an identity's (RSA) as libp2p encodes it."""
 MAX_SIGNATURE_BYTES = 512
 """Its signature, and that of a fault: RSA with 4,096 bits."""
+HASH_BYTES = 32
+"""A leaf, a commitment, or the head of a chain of them."""
+MAX_SETTLED_BYTES = 64 << 10
+"""What a hop signs of a session when it settles, with its keys."""
+MAX_SHOWN_NODES = 4_096
+"""Nodes whose rows one question asks for."""
+SHOWN_BYTES = 1 << 20
+"""Leaves or rows of one answer, and one message or row more."""
 NONCE_BYTES, TIME_BYTES = 16, 8
 """Of an introduction."""
 MAX_GENERATION_STEP = 1_024

@@ -15,12 +15,15 @@ from swarm.base.declared import RISING, Broken, Printable, Rule, Size, Within, W
 from swarm.base.ids import PeerId, SessionId, TreeNodeId
 from swarm.base.layers import Span
 from swarm.protocol.limits import (
+    HASH_BYTES,
     MAX_AUX_LAYERS,
     MAX_BORDERS,
     MAX_HOLD_S,
     MAX_HOPS,
     MAX_LAYERS,
     MAX_RECORD_BYTES,
+    MAX_SETTLED_BYTES,
+    MAX_SHOWN_NODES,
     MAX_SIGNATURE_BYTES,
     MAX_WIDTH,
     NAME_BYTES,
@@ -31,6 +34,7 @@ from swarm.protocol.limits import (
     SESSION_BYTES,
     SESSION_KEY_BYTES,
     SESSION_SIGNATURE_BYTES,
+    SHOWN_BYTES,
     TEXT_CHARACTERS,
     TICKET_BYTES,
     TOKEN_END,
@@ -110,6 +114,25 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """What a hop committed to up to one sweep (S3), of the streams that it hears and writes now.
+
+    Attributes:
+        sequence: the last sweep that both include.
+        received_since: generation in which the stream was attached by which its sweeps come.
+        received: the head of what came by it.
+        sent_since: the same of the stream to the next hop; at the tail, of its replies.
+        sent: the head of what left by it.
+    """
+
+    sequence: Natural
+    received_since: Natural
+    received: Annotated[bytes, exactly(HASH_BYTES)]
+    sent_since: Natural
+    sent: Annotated[bytes, exactly(HASH_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
 class HopTime:
     """Where one hop's time went for one sweep: durations in milliseconds, because clocks differ (F4).
 
@@ -118,12 +141,14 @@ class HopTime:
         compute_ms: the sweep's share of forwards.
         other_ms: encoding, and a sweep's messages on average.
         link_ms: half the shortest recent round trip to the successor; at the tail, to the client.
+        heads: what it committed to, one sweep late; None from a hop that does not.
     """
 
     queue_ms: HopMs
     compute_ms: HopMs
     other_ms: HopMs
     link_ms: HopMs
+    heads: Heads | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -649,7 +674,7 @@ RepliesUp = RepliesRequest | Pong | Tell
 """What the client sends on a reply stream."""
 
 
-# Unary calls: Hold (R9, R17) and Info
+# Unary calls: Hold (R9, R17), Settle and Show (S4, S5), and Info
 
 
 @dataclass(frozen=True, slots=True)
@@ -688,6 +713,70 @@ class Held:
     received: Natural = 0
     passed: Natural = 0
     working: Natural = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Asks for a hop's signature over what it received and sent of a session (S4).
+
+    Attributes:
+        session: the session's id.
+    """
+
+    session: SessionName
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Answer to Settle.
+
+    Attributes:
+        held: whether the hop has the session, or settled it lately.
+        sealed: what it signed, with its keys (`swarm.trust.settlement`); empty where it is not held.
+    """
+
+    held: bool
+    sealed: Annotated[bytes, Size(MAX_SETTLED_BYTES)] = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """Asks for leaves, or for rows, of what a hop settled (S5).
+
+    Attributes:
+        session: the session's id.
+        sent: of what it sent; else of what it received.
+        stream: which of the settled streams of that side.
+        first: leaves from this message of the stream on.
+        nodes: whose rows are asked for, as they were sent; empty: leaves are.
+    """
+
+    session: SessionName
+    sent: bool
+    stream: Annotated[int, below(WORD_END)] = 0
+    first: Natural = 0
+    nodes: Annotated[tuple[Natural, ...], Size(MAX_SHOWN_NODES)] = ()
+
+
+class Shown(enum.Enum):
+    """Whether a hop still has what it settled."""
+
+    HERE = "here"
+    DROPPED = "dropped"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ShowReply:
+    """Answer to Show.
+
+    Attributes:
+        state: whether anything follows.
+        data: msgpack of messages or rows, as many as `SHOWN_BYTES` hold and one at least.
+    """
+
+    state: Shown
+    data: Annotated[bytes, Size(2 * SHOWN_BYTES)] = b""
 
 
 @dataclass(frozen=True, slots=True)

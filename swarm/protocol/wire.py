@@ -43,6 +43,7 @@ from swarm.protocol.messages import (
     Codec,
     Fault,
     Frame,
+    Heads,
     Held,
     Hold,
     HopTime,
@@ -56,6 +57,10 @@ from swarm.protocol.messages import (
     Reroute,
     Rows,
     Sampling,
+    Settle,
+    Settled,
+    Show,
+    ShowReply,
     Snapshot,
     Sweep,
     SweepFrame,
@@ -79,6 +84,10 @@ REPLIES: Final = f"/{SERVICE}/Replies"
 """Stream of `decode_replies_up` from the client, stream of parts back."""
 HOLD: Final = f"/{SERVICE}/Hold"
 """Unary: `decode_hold`, `decode_held`."""
+SETTLE: Final = f"/{SERVICE}/Settle"
+"""Unary: `decode_settle`, `decode_settled`."""
+SHOW: Final = f"/{SERVICE}/Show"
+"""Unary: `decode_show`, `decode_shown`."""
 
 CODECS: Final[dict[Codec, int]] = {codec: pb.Codec.Value(f"CODEC_{codec.name}") for codec in Codec}
 LENGTH_DELIMITED = 2  # protobuf's wire type of a `bytes` field
@@ -109,13 +118,19 @@ REPLIES_UP_FORMS: Final[dict[str, ProtoForm[Any]]] = {
 }
 HOLD_FORM: Final = ProtoForm(Hold, pb.HoldRequest)
 HELD_FORM: Final = ProtoForm(Held, pb.HoldReply)
+SETTLE_FORM: Final = ProtoForm(Settle, pb.SettleRequest)
+SETTLED_FORM: Final = ProtoForm(Settled, pb.SettleReply)
+SHOW_FORM: Final = ProtoForm(Show, pb.ShowRequest)
+SHOWN_FORM: Final = ProtoForm(ShowReply, pb.ShowReply)
+HEADS: Final = ProtoForm(Heads, pb.Heads)
 INFO_FORM: Final = ProtoForm(NodeInfo, pb.InfoReply)
 MANIFEST_FORM: Final = ProtoForm(Manifest, pb.ManifestReply)
 SAMPLING: Final = ProtoForm(Sampling, pb.Sampling)
 WANT: Final = ProtoForm(Want, pb.Want)
 FORMS: Final[tuple[ProtoForm[Any], ...]] = (
     *(*FRAME_FORMS.values(), *UPSTREAM_FORMS.values(), REPLIES_UP_FORMS["request"]),
-    *(HOLD_FORM, HELD_FORM, INFO_FORM, MANIFEST_FORM, SAMPLING, WANT),
+    *(HOLD_FORM, HELD_FORM, SETTLE_FORM, SETTLED_FORM, SHOW_FORM, SHOWN_FORM, INFO_FORM, MANIFEST_FORM),
+    *(SAMPLING, WANT, HEADS),
 )
 """All messages that are written by their declarations."""
 
@@ -309,6 +324,10 @@ def _unary(form: ProtoForm[T]) -> tuple[Callable[[T], bytes], Callable[[bytes], 
 
 encode_hold, decode_hold = _unary(HOLD_FORM)
 encode_held, decode_held = _unary(HELD_FORM)
+encode_settle, decode_settle = _unary(SETTLE_FORM)
+encode_settled, decode_settled = _unary(SETTLED_FORM)
+encode_show, decode_show = _unary(SHOW_FORM)
+encode_shown, decode_shown = _unary(SHOWN_FORM)
 encode_info, decode_info = _unary(INFO_FORM)
 
 
@@ -381,6 +400,7 @@ def _put_times(times: Iterable[HopTime]) -> list[pb.HopTime]:
             compute_ms=min(max(time.compute_ms, 0.0), MAX_HOP_MS),
             other_ms=min(max(time.other_ms, 0.0), MAX_HOP_MS),
             link_ms=min(max(time.link_ms, 0.0), MAX_HOP_MS),
+            heads=None if time.heads is None else HEADS.encode(time.heads),
         )
         for time in times
     ]
@@ -561,6 +581,7 @@ def _times(times: Collection[pb.HopTime]) -> tuple[HopTime, ...]:
             _between(time.compute_ms, "compute_ms", 0.0, MAX_HOP_MS),
             _between(time.other_ms, "other_ms", 0.0, MAX_HOP_MS),
             _between(time.link_ms, "link_ms", 0.0, MAX_HOP_MS),
+            HEADS.decode(time.heads) if time.HasField("heads") else None,
         )
         for time in _at_most(times, MAX_HOPS, "times")
     )

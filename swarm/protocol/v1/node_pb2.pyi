@@ -148,6 +148,34 @@ FAULT_KIND_DIFFERENT: FaultKind.ValueType  # 10
 """What the peer computes is not what its replica computes."""
 Global___FaultKind: _TypeAlias = FaultKind  # noqa: Y015
 
+class _Shown:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ShownEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Shown.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SHOWN_UNSPECIFIED: _Shown.ValueType  # 0
+    """Refused."""
+    SHOWN_HERE: _Shown.ValueType  # 1
+    """It follows."""
+    SHOWN_DROPPED: _Shown.ValueType  # 2
+    """It was given up for want of memory, or its time is over."""
+    SHOWN_UNKNOWN: _Shown.ValueType  # 3
+    """The hop settled no such session, stream or node."""
+
+class Shown(_Shown, metaclass=_ShownEnumTypeWrapper):
+    """Whether a hop still has what it settled."""
+
+SHOWN_UNSPECIFIED: Shown.ValueType  # 0
+"""Refused."""
+SHOWN_HERE: Shown.ValueType  # 1
+"""It follows."""
+SHOWN_DROPPED: Shown.ValueType  # 2
+"""It was given up for want of memory, or its time is over."""
+SHOWN_UNKNOWN: Shown.ValueType  # 3
+"""The hop settled no such session, stream or node."""
+Global___Shown: _TypeAlias = Shown  # noqa: Y015
+
 @_typing.final
 class Part(_message.Message):
     """---- Frames in parts (F2) ----
@@ -696,6 +724,7 @@ class HopTime(_message.Message):
     COMPUTE_MS_FIELD_NUMBER: _builtins.int
     OTHER_MS_FIELD_NUMBER: _builtins.int
     LINK_MS_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
     """Waiting for the engine."""
     compute_ms: _builtins.float
@@ -704,6 +733,10 @@ class HopTime(_message.Message):
     """Encoding, and what the node computes for a sweep's messages on average."""
     link_ms: _builtins.float
     """Half the shortest recent round trip to the successor; at the tail, to the client."""
+    @_builtins.property
+    def heads(self) -> Global___Heads:
+        """What it committed to so far (S3); absent from releases that do not commit."""
+
     def __init__(
         self,
         *,
@@ -711,14 +744,53 @@ class HopTime(_message.Message):
         compute_ms: _builtins.float = ...,
         other_ms: _builtins.float = ...,
         link_ms: _builtins.float = ...,
+        heads: Global___Heads | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heads", b"heads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "link_ms", b"link_ms", "other_ms", b"other_ms", "queue_ms", b"queue_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "heads", b"heads", "link_ms", b"link_ms", "other_ms", b"other_ms", "queue_ms", b"queue_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HopTime: _TypeAlias = HopTime  # noqa: Y015
+
+@_typing.final
+class Heads(_message.Message):
+    """Commitments of one hop up to one sweep (S3): the heads of the streams that it hears and writes now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    RECEIVED_SINCE_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    SENT_SINCE_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """The last sweep that both include."""
+    received_since: _builtins.int
+    """Generation in which the stream was attached by which its sweeps come."""
+    received: _builtins.bytes
+    """32 bytes."""
+    sent_since: _builtins.int
+    """The same of the stream to the next hop; at the tail, of its replies."""
+    sent: _builtins.bytes
+    """32 bytes."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        received_since: _builtins.int = ...,
+        received: _builtins.bytes = ...,
+        sent_since: _builtins.int = ...,
+        sent: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received", b"received", "received_since", b"received_since", "sent", b"sent", "sent_since", b"sent_since", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Heads: _TypeAlias = Heads  # noqa: Y015
 
 @_typing.final
 class Reply(_message.Message):
@@ -1734,6 +1806,122 @@ class HoldReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HoldReply: _TypeAlias = HoldReply  # noqa: Y015
+
+@_typing.final
+class SettleRequest(_message.Message):
+    """Asks for a hop's signature over what it received and sent of a session (S4)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    """16 bytes."""
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleRequest: _TypeAlias = SettleRequest  # noqa: Y015
+
+@_typing.final
+class SettleReply(_message.Message):
+    """Answer to SettleRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    held: _builtins.bool
+    """Whether the hop has this session, or settled it lately."""
+    sealed: _builtins.bytes
+    """At most 65,536 bytes: msgpack of [the identity's public key as libp2p encodes it, the settling key (ed25519), the
+    identity's signature of it, body, the settling key's signature of the body]; empty where it is not held.
+    """
+    def __init__(
+        self,
+        *,
+        held: _builtins.bool = ...,
+        sealed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "sealed", b"sealed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleReply: _TypeAlias = SettleReply  # noqa: Y015
+
+@_typing.final
+class ShowRequest(_message.Message):
+    """Asks for leaves, or for rows, of what a hop settled (S5)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    """16 bytes."""
+    sent: _builtins.bool
+    """Of what it sent; else of what it received."""
+    stream: _builtins.int
+    """Which of the settled streams of that side."""
+    first: _builtins.int
+    """Leaves from this message of the stream on."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """[n], n <= 4,096: the nodes whose rows are asked for, as they were sent; empty: leaves are."""
+
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        sent: _builtins.bool = ...,
+        stream: _builtins.int = ...,
+        first: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "nodes", b"nodes", "sent", b"sent", "session", b"session", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShowRequest: _TypeAlias = ShowRequest  # noqa: Y015
+
+@_typing.final
+class ShowReply(_message.Message):
+    """Answer to ShowRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    state: Global___Shown.ValueType
+    """Whether anything follows."""
+    data: _builtins.bytes
+    """At most 2 MiB of msgpack: messages of the stream, or rows, as many as 1 MiB holds and one at least."""
+    def __init__(
+        self,
+        *,
+        state: Global___Shown.ValueType = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShowReply: _TypeAlias = ShowReply  # noqa: Y015
 
 @_typing.final
 class InfoRequest(_message.Message):

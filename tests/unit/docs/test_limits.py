@@ -10,7 +10,7 @@ import pytest
 from client.dialogue import rendering
 from node.life import connection_guard, span_host
 from node.life.reach import circuits, punch, standing
-from node.session import admission, context, hop_session, service, table, waiting
+from node.session import admission, context, hop_session, service, settle, table, waiting
 from swarm.base import logs, quota
 from swarm.base.workers import WorkLease
 from swarm.compute import grammars, kv_pool
@@ -70,6 +70,10 @@ NODE = {
     "lists of weight files": f"{n(RATES[admission.MANIFESTS].burst)} at once, then one in "
     f"{n(1 / RATES[admission.MANIFESTS].per_key)} s; {n(RATES[admission.MANIFESTS].total)}/s in all; "
     f"{n(manifest.MAX_MANIFEST_BYTES / MIB)} MiB, {n(manifest.MAX_WEIGHT_FILES)} files",
+    "parts of what was settled": f"{n(RATES[admission.SHOWN].burst)} at once, then "
+    f"{n(RATES[admission.SHOWN].per_key)}/s; {n(RATES[admission.SHOWN].total)}/s in all; "
+    f"{n(limits.SHOWN_BYTES / MIB)} MiB each; kept for {n(settle.SETTLE_S)} s, of "
+    f"{n(settle.MAX_SETTLED)} sessions at most",
     "sessions of an address": f"{n(HOLDINGS[admission.SESSIONS].per_key)}; then its own idlest gives way, after "
     f"{n(table.IDLE_S)} s without a sweep, or {n(table.UNUSED_S)} s where it never had one",
     "work of a session": f"{n(table.MAX_SWEEPS)} sweeps unanswered, {n(table.MAX_NODES)} live nodes",

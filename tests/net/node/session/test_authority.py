@@ -34,6 +34,8 @@ from swarm.protocol.messages import (
     RepliesRequest,
     Reroute,
     RouteHop,
+    Settle,
+    Show,
 )
 from swarm.protocol.wire import encode_part
 from tests.net.healthy_session import (
@@ -161,7 +163,9 @@ async def test_only_its_client_reads_a_sessions_replies_and_holds_it(nodes: tupl
     tail, session, stranger = nodes[2], key_of(b"other").session, SessionKey.fresh()
     asked = wire.encode_replies_up(RepliesRequest(session))
     hold = wire.encode_hold(Hold(session, 0, MAX_HOLD_S))
-    for node, method, request in ((tail, wire.REPLIES, asked), (nodes[0], wire.HOLD, hold)):
+    settle, show = wire.encode_settle(Settle(session)), wire.encode_show(Show(session, sent=True))
+    calls = ((tail, wire.REPLIES, asked), *((nodes[0], *one) for one in ((wire.HOLD, hold), (wire.SETTLE, settle))))
+    for node, method, request in (*calls, (nodes[0], wire.SHOW, show)):
         of_another = introduced(
             node, method, key_of(b"other"), wire.encode_replies_up(RepliesRequest(session, acked=5))
         )
