@@ -1,0 +1,162 @@
+"""What follows from distances and gaps: each rule on numbers, without a model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from swarm.protocol.messages import Sampling
+from swarm.trust.bounds import (
+    FEWEST,
+    FLOOR,
+    MEDIAN_ROOM,
+    PICK_FLOOR,
+    ROOM,
+    WINDOW,
+    Agrees,
+    Bounds,
+    Differs,
+    Unclear,
+    bounds_of,
+    is_exact,
+    judge_picks,
+    judge_rows,
+    row_distances,
+    together,
+)
+from swarm.trust.replay import Pick, pick_gaps, undecidable
+
+EXACT = Bounds("cpu-float32", "cpu-float32")
+COARSE = Bounds("cpu-bfloat16", "cpu-bfloat16", row=0.04, median=0.012)
+
+
+def distances(count: int, value: float = 1e-7, **others: float) -> torch.Tensor:
+    found = torch.full((count,), value, dtype=torch.float64)
+    for place, other in others.items():
+        found[int(place[1:])] = other
+    return found
+
+
+def test_a_distance_is_relative_to_what_was_recomputed() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    claimed = torch.tensor([[3.3, 4.4], [0.0, 0.0], [1.0, 0.0], [1.0, math.nan]])
+    assert row_distances(rows, claimed).tolist() == pytest.approx([0.1, 0.0, math.inf, math.inf])
+
+
+def test_one_row_beyond_the_bound_differs_and_is_named() -> None:
+    assert judge_rows(distances(32), EXACT) == Agrees(32, pytest.approx(1e-7), FLOOR)
+    found = judge_rows(distances(32, _9=2e-5), EXACT, first=100)
+    assert found == Differs("rows", (109,), 1, pytest.approx(2e-5), FLOOR)
+    assert isinstance(judge_rows(distances(32, _9=math.inf), EXACT), Differs)
+
+
+def test_few_rows_and_a_first_row_alone_say_nothing() -> None:
+    assert isinstance(judge_rows(distances(FEWEST - 1, 1.0), EXACT), Unclear)
+    assert isinstance(judge_rows(distances(FEWEST, _0=1.0), EXACT), Unclear)
+    assert isinstance(judge_rows(distances(FEWEST, _0=1.0, _1=1.0), EXACT), Differs)
+    assert isinstance(judge_rows(distances(FEWEST, _0=1.0), EXACT, first=512), Differs)
+    assert isinstance(judge_rows(distances(FEWEST, _0=math.inf), EXACT), Differs), "no honest row is that"
+
+
+def test_a_coarse_class_is_judged_by_medians_and_by_rows_that_lie_far_out() -> None:
+    one_far = judge_rows(distances(WINDOW, 8e-3, _5=3e-2), COARSE)
+    assert one_far == Agrees(WINDOW, pytest.approx(8e-3), COARSE.median)
+    assert isinstance(judge_rows(distances(WINDOW, 8e-3, _5=5e-2), COARSE), Differs)
+    shifted = torch.cat([distances(WINDOW, 8e-3), distances(WINDOW, 1.4e-2)])
+    assert judge_rows(shifted, COARSE) == Differs("rows", (WINDOW,), WINDOW, pytest.approx(1.4e-2), COARSE.median)
+
+
+def test_the_last_window_reaches_back_over_rows_that_are_left_over() -> None:
+    rows = torch.cat([distances(WINDOW, 8e-3), distances(WINDOW // 2 + 8, 2e-2)])
+    found = judge_rows(rows, COARSE)
+    assert isinstance(found, Differs)
+    assert found.places == (WINDOW // 2 + 8,)
+
+
+def test_bounds_follow_from_what_honest_texts_differ_by() -> None:
+    exact, coarse = ("cpu-float32",) * 2, ("cpu-float32", "cpu-bfloat16")
+    assert bounds_of(*exact, [distances(64)]).row == FLOOR
+    assert bounds_of(*exact, [distances(64, _3=4e-6)]).row == pytest.approx(ROOM * 4e-6)
+    assert bounds_of(*exact, [distances(64)], [0.1]).pick == pytest.approx(0.3)
+    found = bounds_of(*coarse, [distances(64, 8e-3, _3=2e-2), distances(64, 1e-2)])
+    assert (found.row, found.median) == (pytest.approx(4e-2), pytest.approx(MEDIAN_ROOM * 1e-2))
+    assert Bounds.known(*coarse) is None
+    assert Bounds.known(*exact) == EXACT
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "exact"),
+    [
+        ("cpu-float32", "cpu-float32", True),
+        ("cpu-float32+w8", "cpu-float32+w8", True),
+        ("cpu-float32", "cpu-float32+w8", False),
+        ("cpu-float32", "cuda-float32", False),
+        ("cpu-bfloat16", "cpu-bfloat16", False),
+        ("cuda-sm90-bfloat16-k2", "cuda-sm90-bfloat16-k2", True),
+        ("cpu-float32+int8", "cpu-float32+int8", False),
+        ("of a later release", "of a later release", False),
+    ],
+)
+def test_rows_differ_in_last_bits_alone_within_one_class_that_promises_texts(one: str, other: str, exact: bool) -> None:
+    assert is_exact(one, other) is exact
+
+
+def test_only_float32_decides_what_another_class_computed() -> None:
+    assert undecidable("cpu-bfloat16", "cpu-bfloat16") is None
+    assert undecidable("cpu-float32", "cpu-bfloat16") is None
+    assert undecidable("cpu-bfloat16", "cpu-float32") is not None
+    assert undecidable("cpu-float32+w8", "cpu-float32") is not None
+
+
+def test_a_verdict_of_several_is_the_worst() -> None:
+    agrees, differs, unclear = Agrees(1, 0.0, 1.0), Differs("rows", (1,), 1, 2.0, 1.0), Unclear("why")
+    assert together([agrees, unclear, differs]) == differs
+    assert together([agrees, unclear]) == unclear
+    assert together([agrees]) == agrees
+    assert isinstance(together([]), Unclear)
+
+
+LOGITS = torch.tensor([[3.0, 1.0, 2.9999, 0.0]])
+
+
+def gap(token: int, sampling: Sampling, slack: float = 0.0) -> float:
+    return float(pick_gaps(LOGITS, [Pick(4, token, sampling)], slack)[0])
+
+
+def test_a_greedy_gap_is_in_logits() -> None:
+    greedy = Sampling(0, 0.0)
+    assert [gap(token, greedy) for token in range(4)] == pytest.approx([0.0, 2.0, 1e-4, 3.0], abs=1e-6)
+    found = judge_picks(pick_gaps(LOGITS, [Pick(4, 1, greedy)]), [5], EXACT)
+    assert found == Differs("picks", (5,), 1, 2.0, PICK_FLOOR)
+    assert isinstance(judge_picks(pick_gaps(LOGITS, [Pick(4, 2, greedy)]), [5], EXACT), Agrees)
+
+
+def test_the_best_token_by_the_noise_has_no_gap_at_any_temperature() -> None:
+    from swarm.compute.sampling import pick
+
+    logits = torch.randn(64, 97, generator=torch.Generator().manual_seed(1))
+    for sampling in (
+        Sampling(3, 0.7),
+        Sampling(3, 1.3, top_k=5),
+        Sampling(3, 1.0, top_p=0.6),
+        Sampling(3, 1, min_p=0.2),
+    ):
+        tokens = pick(logits, range(1, 65), sampling)
+        picks = [Pick(place, token, sampling) for place, token in enumerate(tokens)]
+        assert float(pick_gaps(logits, picks).max()) <= 0
+        others = [Pick(each.after, (each.token + 1) % 97, sampling) for each in picks]
+        assert float(pick_gaps(logits, others).min()) > PICK_FLOOR
+
+
+def test_a_pick_at_the_edge_of_a_filter_may_be_either_side_of_it() -> None:
+    logits = torch.tensor([[0.0, 0.0001, 0.0002, -9.0]])
+    for seed in range(40):  # in some, the token that is cut off by rounding alone would be best
+        sampling = Sampling(seed, 1.0, top_k=2)
+        inside = [float(pick_gaps(logits, [Pick(4, token, sampling)], 1e-3)[0]) for token in (1, 2)]
+        outside = float(pick_gaps(logits, [Pick(4, 0, sampling)], 1e-3)[0])
+        assert min(*inside) <= 1e-3, "one of them is what an honest machine names"
+        if outside <= 1e-3:
+            return
+    pytest.fail("no seed made the token at the edge the best one")
