@@ -19,6 +19,7 @@ import torch
 from client.base.options import CodecChoice
 from client.base.stats import Result, Stats, TokenLogProbs
 from client.base.target import Target
+from client.chain.audit import AuditedText, Auditor
 from client.chain.blame import RETRY_S, Refusals
 from client.chain.chain import Chain, ChainOwner
 from client.chain.opening import ChainOpening, PeerLatency, first_open
@@ -129,12 +130,14 @@ class Session:
         walk: the client's side of the session's rules.
         codec: how hidden rows travel.
         nearby: learns how fast the machines of the chain are.
+        auditor: audits texts, some of them; None audits nothing.
     """
 
     chain: Chain
     walk: Walk
     codec: Codec
     nearby: PeerLatency = field(default_factory=PeerLatency)
+    auditor: Auditor | None = None
 
     @property
     def window_tokens(self) -> int:
@@ -188,6 +191,7 @@ class Session:
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
+        self._audit(state)
         ended = state.text
         if not ended.stopped:
             last = ""  # it was handed out; the text goes on in another session
@@ -200,6 +204,13 @@ class Session:
             ended.stop_string,
         )
         yield replace(self._traced_piece(last, state, told), result=result)
+
+    def _audit(self, state: GenerationState) -> None:
+        """Let the text be audited, if a coin says so."""
+        if self.auditor is not None:
+            text = AuditedText.of(self.chain, len(state.prompt), state.sampling)
+            if text is not None:
+                self.auditor.text_is_over(text)
 
     def _follow_grammar(self, state: GenerationState) -> None:
         grammar, rules = state.grammar, state.sampling.rules
@@ -261,6 +272,7 @@ class SessionOpener:
         aux_layers: what enters these comes beside the hidden rows of replies (P14).
         secret: names what its sessions have machines compute (P15), where they are not given another one.
         known: which chain holds which beginnings.
+        auditor: audits texts, some of them; None audits nothing.
     """
 
     target: Target
@@ -277,6 +289,7 @@ class SessionOpener:
     aux_layers: tuple[int, ...] = ()
     secret: bytes = field(default_factory=fresh_secret, repr=False)
     known: KnownPrefixes = field(default_factory=KnownPrefixes)
+    auditor: Auditor | None = None
     _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
@@ -331,7 +344,7 @@ class SessionOpener:
         left_out = sorted({one.numeric_class for one in records} - {one.numeric_class for one in usable})
         records = plausible(usable)
         try:
-            route = best_route(records, query)
+            route = self._honest_route(records, query)
         except RouteError as error:
             if not left_out or query.numeric_class is not None:
                 raise
@@ -340,6 +353,17 @@ class SessionOpener:
             return route
         rng = self.nearby.rng  # no machine can count on not being compared
         return hedged(route, records, query, rng.randrange(len(route.hops)) if rng.random() < RANDOM_HEDGE else None)
+
+    def _honest_route(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
+        """The best route without machines that were found to lie, if there is one.
+
+        Raises:
+            RouteError: nobody serves some layers.
+        """
+        if liars := self.nearby.liars:
+            with suppress(RouteError):
+                return best_route(records, replace(query, avoid=query.avoid.union(liars)))
+        return best_route(records, query)
 
     def _query(self, avoid: Collection[str]) -> RouteQuery:
         return RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join, avoid=frozenset(avoid))
@@ -373,7 +397,7 @@ class SessionOpener:
             scope.spawn(self._keep_known())
             codec = _codec(made.chain.route.numeric_class, self.codec)
             try:
-                yield Session(made.chain, walk, codec, self.nearby)
+                yield Session(made.chain, walk, codec, self.nearby, self.auditor)
             finally:
                 self.known.note(walk.state.names, made.chain.route.hops)
 

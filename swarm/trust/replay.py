@@ -11,7 +11,6 @@ Decision: docs/decisions/0091-audits-recompute.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,10 +22,8 @@ from torch import Tensor
 from swarm.base.errors import ConfigError
 from swarm.base.ids import TreeNodeId
 from swarm.base.layers import Span
-from swarm.compute.gumbel import gumbel_row
 from swarm.compute.kv_cache import KvCache
 from swarm.compute.path_rules import PathRules
-from swarm.compute.picks.filters import filtered, filters, scaled_logits
 from swarm.compute.ragged_batch import RaggedModel, SessionRows
 from swarm.protocol.numeric_class import EXACT, NumericClass
 from swarm.protocol.pick_rules import Sampling
@@ -40,6 +37,7 @@ from swarm.trust.bounds import (
     judge_rows,
     row_distances,
 )
+from swarm.trust.pick_gaps import NamedPicks, pick_gaps
 
 CHUNK: Final = 512
 """Positions in one forward."""
@@ -218,41 +216,6 @@ def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[St
     return found
 
 
-def pick_gaps(logits: Tensor, picks: Sequence[Pick], slack: float = 0.0) -> Tensor:
-    """How much better than each named token the best one is.
-
-    A filter may cut otherwise by rounding. So what lies within `slack` of where it cuts need not have been left, and a
-    token beyond the cut is as bad as it lies far from it.
-
-    Args:
-        logits: float32 [n, valid_tokens], of the positions after which they were picked, rules applied.
-        picks: [n], of one sampling.
-        slack: in logits.
-
-    Returns:
-        float64 [n], in logits of the model, as rounding of these is what honest machines differ by: the score's gap
-        times the temperature, over what a repetition penalty makes of a difference. At most 0 for the best token.
-    """
-    sampling = picks[0].sampling
-    named = torch.tensor([pick.token for pick in picks], device=logits.device)[:, None]
-    penalty = 1.0 if sampling.rules is None else sampling.rules.repetition_penalty
-    unit = (sampling.temperature or 1.0) / max(penalty, 1 / penalty)
-    if sampling.temperature == 0:
-        values = logits.double()
-        return unit * (values.amax(1) - values.gather(1, named)[:, 0])
-    scaled = scaled_logits(logits, sampling)
-    noise = [torch.from_numpy(gumbel_row(sampling.seed, pick.after + 1, logits.shape[1])) for pick in picks]
-    scores = scaled + torch.stack(noise).to(scaled.device)
-    own = scores.gather(1, named)[:, 0]
-    if not filters(sampling):
-        return unit * (scores.amax(1) - own)
-    left = filtered(logits, sampling)
-    cut = torch.where(left.isfinite(), left, math.inf).amin(1)
-    surely = (left - cut[:, None] >= slack / unit) | (left == left.amax(1, keepdim=True))
-    best = torch.where(surely, scores, -math.inf).amax(1)
-    return unit * torch.maximum(best - own, cut - scaled.gather(1, named)[:, 0])
-
-
 def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: int) -> Verdict:
     """As `judge`, of a tail."""
     if any(pick.sampling.multistep for pick in stretch.picks):
@@ -265,7 +228,7 @@ def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: in
     limits = Limits(span.vocab_size, len(stretch) + 1, 1, 1)
     state = SessionState.begun(limits, stretch.tokens, ())
     path_rules = {sampling: PathRules(sampling.rules) for sampling in _samplings(stretch) if sampling.rules is not None}
-    gaps: list[Tensor] = []
+    gaps: list[float] = []
     positions: list[int] = []
     start = 0
     for rows in replayed(span, stretch, chunk):
@@ -275,10 +238,22 @@ def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: in
                 logits = span.logits(rows[[pick.after - start for pick in some]])
                 if sampling in path_rules:
                     path_rules[sampling].apply(logits, [TreeNodeId(pick.after) for pick in some], state)
-                gaps.append(pick_gaps(logits[:, : stretch.valid_tokens], some, bounds.pick).cpu())
+                gaps += _gaps(logits, some, stretch.valid_tokens or span.vocab_size, bounds.pick)
                 positions += [pick.after + 1 for pick in some]
         start += len(rows)
-    return judge_picks(torch.cat(gaps) if gaps else torch.empty(0), positions, bounds)
+    return judge_picks(torch.tensor(gaps, dtype=torch.float64), positions, bounds)
+
+
+def _gaps(logits: Tensor, picks: Sequence[Pick], valid_tokens: int, bound: float) -> list[float]:
+    """Of picks of one sampling, whose rules have changed the logits already; changed in place."""
+    sampling = picks[0].sampling
+    named = {pick.after + 1: pick.token for pick in picks}
+    tokens = [named.get(place, 0) for place in range(max(named) + 1)]
+    places = [pick.after for pick in picks]
+    penalty = 1.0 if sampling.rules is None else sampling.rules.repetition_penalty
+    unit = max(penalty, 1 / penalty)
+    plain = NamedPicks(tokens, places, replace(sampling, rules=None), valid_tokens)
+    return [gap / unit for gap in pick_gaps(logits.cpu(), plain, bound * unit)]
 
 
 def _samplings(stretch: Stretch) -> list[Sampling]:

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from swarm.protocol.messages import Sampling
 from swarm.trust.bounds import (
     FEWEST,
     FLOOR,
@@ -26,7 +25,7 @@ from swarm.trust.bounds import (
     row_distances,
     together,
 )
-from swarm.trust.replay import Pick, pick_gaps, undecidable
+from swarm.trust.replay import undecidable
 
 EXACT = Bounds("cpu-float32", "cpu-float32")
 COARSE = Bounds("cpu-bfloat16", "cpu-bfloat16", row=0.04, median=0.012)
@@ -118,45 +117,9 @@ def test_a_verdict_of_several_is_the_worst() -> None:
     assert isinstance(together([]), Unclear)
 
 
-LOGITS = torch.tensor([[3.0, 1.0, 2.9999, 0.0]])
-
-
-def gap(token: int, sampling: Sampling, slack: float = 0.0) -> float:
-    return float(pick_gaps(LOGITS, [Pick(4, token, sampling)], slack)[0])
-
-
-def test_a_greedy_gap_is_in_logits() -> None:
-    greedy = Sampling(0, 0.0)
-    assert [gap(token, greedy) for token in range(4)] == pytest.approx([0.0, 2.0, 1e-4, 3.0], abs=1e-6)
-    found = judge_picks(pick_gaps(LOGITS, [Pick(4, 1, greedy)]), [5], EXACT)
-    assert found == Differs("picks", (5,), 1, 2.0, PICK_FLOOR)
-    assert isinstance(judge_picks(pick_gaps(LOGITS, [Pick(4, 2, greedy)]), [5], EXACT), Agrees)
-
-
-def test_the_best_token_by_the_noise_has_no_gap_at_any_temperature() -> None:
-    from swarm.compute.sampling import pick
-
-    logits = torch.randn(64, 97, generator=torch.Generator().manual_seed(1))
-    for sampling in (
-        Sampling(3, 0.7),
-        Sampling(3, 1.3, top_k=5),
-        Sampling(3, 1.0, top_p=0.6),
-        Sampling(3, 1, min_p=0.2),
-    ):
-        tokens = pick(logits, range(1, 65), sampling)
-        picks = [Pick(place, token, sampling) for place, token in enumerate(tokens)]
-        assert float(pick_gaps(logits, picks).max()) <= 0
-        others = [Pick(each.after, (each.token + 1) % 97, sampling) for each in picks]
-        assert float(pick_gaps(logits, others).min()) > PICK_FLOOR
-
-
-def test_a_pick_at_the_edge_of_a_filter_may_be_either_side_of_it() -> None:
-    logits = torch.tensor([[0.0, 0.0001, 0.0002, -9.0]])
-    for seed in range(40):  # in some, the token that is cut off by rounding alone would be best
-        sampling = Sampling(seed, 1.0, top_k=2)
-        inside = [float(pick_gaps(logits, [Pick(4, token, sampling)], 1e-3)[0]) for token in (1, 2)]
-        outside = float(pick_gaps(logits, [Pick(4, 0, sampling)], 1e-3)[0])
-        assert min(*inside) <= 1e-3, "one of them is what an honest machine names"
-        if outside <= 1e-3:
-            return
-    pytest.fail("no seed made the token at the edge the best one")
+def test_one_pick_beyond_the_bound_differs() -> None:
+    gaps = torch.tensor([0.0, 2 * PICK_FLOOR], dtype=torch.float64)
+    assert judge_picks(gaps, [5, 6], EXACT) == Differs("picks", (6,), 1, pytest.approx(2 * PICK_FLOOR), PICK_FLOOR)
+    assert judge_picks(gaps[:1], [5], EXACT) == Agrees(1, 0.0, PICK_FLOOR)
+    assert isinstance(judge_picks(torch.tensor([math.inf]), [5], EXACT), Differs)
+    assert isinstance(judge_picks(torch.empty(0), [], EXACT), Unclear)

@@ -1,0 +1,84 @@
+"""What machines signed of a text, computed once more: what each claims, and what follows. Owns no file and no network.
+
+Decision: docs/decisions/0091-audits-recompute.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
+from swarm.compute.ragged_batch import RaggedModel
+from swarm.trust.bounds import Agrees, Bounds, Differs, Unclear, Verdict
+from swarm.trust.replay import Stretch, calibrate, judge
+
+AGREES, DIFFERS, UNDECIDED = 0, 1, 2
+"""Exit statuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What signed parts of evidence say that left some layers.
+
+    Attributes:
+        peers: who signed it: one machine, or all of a chain.
+        layers: which.
+        stretch: what entered and left; None where the evidence does not hold both.
+        missing: what it lacks then.
+    """
+
+    peers: tuple[PeerId, ...]
+    layers: Span
+    stretch: Stretch | None = None
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A claim and what follows from its recomputation."""
+
+    claim: Claim
+    verdict: Verdict
+
+
+def verify(span: RaggedModel, claims: Iterable[Claim]) -> Iterator[Finding]:
+    """Recompute claims with layers that are here, one after the other.
+
+    Raises:
+        ConfigError: a claim is of nothing that these layers could have computed.
+    """
+    for claim in claims:
+        yield Finding(claim, _judged(span, claim))
+
+
+def exit_status(findings: Iterable[Finding]) -> int:
+    """`DIFFERS` where any claim does, `AGREES` where one agrees and none differs, else `UNDECIDED`."""
+    kinds = {type(finding.verdict) for finding in findings}
+    if Differs in kinds:
+        return DIFFERS
+    return AGREES if Agrees in kinds else UNDECIDED
+
+
+def in_words(verdict: Verdict) -> str:
+    """A verdict for people."""
+    match verdict:
+        case Agrees():
+            return f"agrees: {verdict.count} at most {verdict.largest:.1e} off, {verdict.bound:.1e} is honest"
+        case Differs():
+            where = ", ".join(map(str, verdict.places))
+            more = " and more" if verdict.count > len(verdict.places) else ""
+            return f"DIFFERS: {verdict.what} at {where}{more}, {verdict.largest:.1e} off, {verdict.bound:.1e} is honest"
+        case Unclear():
+            return f"unclear: {verdict.reason}"
+
+
+def _judged(span: RaggedModel, claim: Claim) -> Verdict:
+    if claim.stretch is None:
+        return Unclear(claim.missing)
+    if not span.span.contains(claim.layers):
+        return Unclear(f"needs layers {claim.layers}, and {span.span} are here")
+    known = Bounds.known(span.numeric_class, claim.stretch.numeric_class)
+    is_same = span.numeric_class == claim.stretch.numeric_class
+    return judge(span, claim.stretch, known or (calibrate(span, claim.layers) if is_same else None))
