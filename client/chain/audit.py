@@ -47,6 +47,7 @@ from swarm.protocol.hop_log import REPLAY_NODES
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
     Attach,
+    Codec,
     Fault,
     Hold,
     Open,
@@ -80,6 +81,8 @@ from swarm.trust.bounds import (
 
 SHARE: Final = 0.02
 """Of all texts, by default: what audits compute is then less than a fiftieth of what texts do."""
+KEEP_S: Final = 5.0
+"""How long hops may take to say that they keep what they sent."""
 AUDIT_S: Final = 120.0
 """How long one audit may take in all."""
 ROWS_BYTES: Final = 64 << 20
@@ -100,15 +103,35 @@ logger = logging.getLogger(__name__)
 CannotAudit = SwarmError
 
 
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """A hop of a session, as its client asks for what it sent.
+
+    Attributes:
+        connection: to it.
+        hop: the machine and its layers.
+        key: of the session, whose client alone may ask.
+        codec: of its rows.
+    """
+
+    connection: Connection
+    hop: RouteHop
+    key: SessionKey
+    codec: Codec
+
+
 class RowSource(Protocol):
-    """Rows that machines sent, of texts that are over."""
+    """Rows that machines sent."""
 
-    async def sent(self, connection: Connection, key: SessionKey, nodes: Sequence[TreeNodeId]) -> Rows | None:
-        """What a machine sent to the next one of a session's committed nodes, in their order; None where it is gone.
+    async def keep(self, sender: Sender) -> None:
+        """Have a hop keep what it sent for a while after the session, which runs yet.
 
-        Args:
-            key: of the session, whose client alone may ask.
+        Raises:
+            SwarmError: it does not.
         """
+
+    async def sent(self, sender: Sender, nodes: Sequence[TreeNodeId]) -> Rows | None:
+        """What a hop that keeps it sent of committed nodes, in their order; None where it is gone."""
 
 
 MakeKey = Callable[[], Awaitable[Signer]]
@@ -224,23 +247,42 @@ class Auditor:
         self._owner, self._scope, self._share, self._toss, self._draw = owner, scope, share, toss, draw
         self._is_busy = False
 
-    def text_is_over(self, text: AuditedText) -> None:
-        """Audit it, if the coin says so and no other one is audited now; nobody waits for that."""
-        if len(text.committed) >= FEWEST and not self._is_busy and self._toss(self._share):
-            self._is_busy = True
-            self._scope.spawn(self._run(text, self._draw(len(text.route.hops))), "an audit")
+    async def text_is_over(self, text: AuditedText) -> None:
+        """Audit it beside whatever comes next, if the coin says so and no other one is audited now.
+
+        Returns once the hops keep what they sent, so that the session may end: in most texts at once.
+        """
+        if len(text.committed) < FEWEST or self._is_busy or not self._toss(self._share):
+            return
+        self._is_busy, place = True, self._draw(len(text.route.hops))
+        try:
+            async with asyncio.timeout(KEEP_S):
+                needed = {max(place - 1, 0), min(place, len(text.route.hops) - 2)} if len(text.route.hops) > 1 else ()
+                await asyncio.gather(*(self._owner.rows.keep(self._sender(text, one)) for one in needed))
+        except (SwarmError, grpc.aio.AioRpcError, TimeoutError) as error:
+            self._failed(text.route.hops[place], error)
+            return
+        self._scope.spawn(self._run(text, place), "an audit")
+
+    def _failed(self, hop: RouteHop, error: Exception) -> None:
+        self._is_busy = False
+        why = str(error) or "it took too long"
+        logger.info("an audit of layers %s at %s could not be made: %s", hop.span, hop.peer, why)
+        self.done.append(Audit(hop, Unclear(why)))
 
     async def _run(self, text: AuditedText, place: int) -> None:
-        hop = text.route.hops[place]
         try:
             async with asyncio.timeout(AUDIT_S):
                 audit = await self.audit(text, place)
         except (SwarmError, grpc.aio.AioRpcError, TimeoutError) as error:
-            logger.info("an audit of layers %s at %s could not be made: %s", hop.span, hop.peer, error or "too slow")
-            audit = Audit(hop, Unclear(str(error) or f"took longer than {AUDIT_S:.0f} s"))
-        finally:
-            self._is_busy = False
+            self._failed(text.route.hops[place], error)
+            return
+        self._is_busy = False
         self.done.append(audit)
+
+    def _sender(self, text: AuditedText, place: int) -> Sender:
+        hop = text.route.hops[place]
+        return Sender(_connect(self._owner.dialer, text.route, hop), hop, text.key, text.want.codec)
 
     async def audit(self, text: AuditedText, place: int) -> Audit:
         """Have a hop's work on a text done again elsewhere, and say who is wrong.
@@ -301,13 +343,11 @@ class Auditor:
 
     async def _sent(self, text: AuditedText, place: int) -> Rows:
         """What a hop sent of a text."""
-        hop = text.route.hops[place]
-        connection = _connect(self._owner.dialer, text.route, hop)
-        nodes = [token.id for token in text.committed]
-        rows = await self._owner.rows.sent(connection, text.key, nodes)
+        sender, nodes = self._sender(text, place), [token.id for token in text.committed]
+        rows = await self._owner.rows.sent(sender, nodes)
         if rows is None or rows.count != len(nodes):
-            self._owner.suspected(hop.peer)
-            raise CannotAudit(f"node {hop.peer} does not give the rows that it sent")
+            self._owner.suspected(sender.hop.peer)
+            raise CannotAudit(f"node {sender.hop.peer} does not give the rows that it sent")
         return rows
 
 
@@ -492,7 +532,9 @@ async def _recomputed(owner: AuditOwner, seat: Seat, text: AuditedText, entering
             if seat.is_tail(text):
                 return await _picks(scope, connection, (key, hop, journal), asked, text)
             await _until_computed(connection, key, journal.state.sequence, listener)
-            rows = await owner.rows.sent(connection, key, [token.id for token in journal.state.committed])
+            sender = Sender(connection, hop, key, text.want.codec)
+            await owner.rows.keep(sender)
+            rows = await owner.rows.sent(sender, [token.id for token in journal.state.committed])
         finally:
             link.close("done")
             await link.gone()

@@ -191,7 +191,6 @@ class Session:
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
-        self._audit(state)
         ended = state.text
         if not ended.stopped:
             last = ""  # it was handed out; the text goes on in another session
@@ -204,13 +203,13 @@ class Session:
             ended.stop_string,
         )
         yield replace(self._traced_piece(last, state, told), result=result)
+        await self._audit(state)
 
-    def _audit(self, state: GenerationState) -> None:
-        """Let the text be audited, if a coin says so."""
-        if self.auditor is not None:
-            text = AuditedText.of(self.chain, len(state.prompt), state.sampling)
-            if text is not None:
-                self.auditor.text_is_over(text)
+    async def _audit(self, state: GenerationState) -> None:
+        """Let the text be audited, if a coin says so; its reader has all of it."""
+        text = None if self.auditor is None else AuditedText.of(self.chain, len(state.prompt), state.sampling)
+        if self.auditor is not None and text is not None:
+            await self.auditor.text_is_over(text)
 
     def _follow_grammar(self, state: GenerationState) -> None:
         grammar, rules = state.grammar, state.sampling.rules

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from client.base.options import GenerateOptions
-from client.chain.audit import SHARE, Audit, Auditor, AuditOwner, coin
+from client.chain.audit import SHARE, Audit, Auditor, AuditOwner, Sender, coin
 from client.chain.chain import Chain
 from node.session.hop_session import HopSession
 from node.session.sweep_run import AskedPicks, SweepRun
@@ -21,9 +21,7 @@ from swarm.base.errors import HopMisbehaved
 from swarm.base.ids import PeerId, SessionId, TreeNodeId
 from swarm.compute.row_codec import decode_rows, encode_rows
 from swarm.directory.identity import Identity
-from swarm.link.dial import Connection
 from swarm.link.link import Signer
-from swarm.protocol.authority import SessionKey
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Attach, Rows
 from swarm.trust.bounds import Agrees, Differs, Unclear
@@ -52,9 +50,12 @@ class JournalRows:
     hops: dict[tuple[str, SessionId], HopSession] = field(default_factory=dict)
     silent: set[PeerId] = field(default_factory=set)
 
-    async def sent(self, connection: Connection, key: SessionKey, nodes: Sequence[TreeNodeId]) -> Rows | None:
-        peer = connection.endpoint.peer
-        return None if peer in self.silent else self.hops[peer, key.session].journal._rows(nodes)
+    async def keep(self, sender: Sender) -> None:
+        """Journals of this test are always kept."""
+
+    async def sent(self, sender: Sender, nodes: Sequence[TreeNodeId]) -> Rows | None:
+        peer = sender.hop.peer
+        return None if peer in self.silent else self.hops[peer, sender.key.session].journal._rows(nodes)
 
 
 @dataclass(slots=True)
