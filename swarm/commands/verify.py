@@ -18,7 +18,7 @@ from swarm.base.layers import Span
 
 if TYPE_CHECKING:
     from swarm.compute.ragged_batch import RaggedModel
-    from swarm.trust.verify import Claim, Finding
+    from swarm.trust.verify import Claim, Claims, Finding
 
 WHOLE: Final = "whole"
 
@@ -42,24 +42,7 @@ class VerifyText:
     layers: Layers = WHOLE
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
-    """What a file of evidence says, once its signatures hold.
-
-    Attributes:
-        fingerprint: of the model.
-        numeric_class: in which its machines computed.
-        claims: what each of them signed.
-        notes: what the signatures do not cover, for people.
-    """
-
-    fingerprint: str
-    numeric_class: str
-    claims: tuple[Claim, ...]
-    notes: tuple[str, ...] = ()
-
-
-ReadClaims = Callable[[Path], Claims]
+ReadClaims = Callable[[Path], "Claims"]
 """Reads a file of evidence; raises SwarmError where it is none, or a signature does not hold."""
 
 

@@ -36,6 +36,23 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Claims:
+    """What a file of evidence says, once its signatures hold.
+
+    Attributes:
+        fingerprint: of the model.
+        numeric_class: in which its machines computed.
+        claims: what each of them signed.
+        notes: what the signatures do not cover, for people.
+    """
+
+    fingerprint: str
+    numeric_class: str
+    claims: tuple[Claim, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A claim and what follows from its recomputation."""
 

@@ -12,14 +12,14 @@ from rich.console import Console
 from swarm.base.errors import ConfigError, ModelMismatch
 from swarm.base.ids import PeerId
 from swarm.base.layers import Span
-from swarm.commands.verify import Claims, VerifyText, verify_text
+from swarm.commands.verify import VerifyText, verify_text
 from swarm.compute.ragged_batch import RaggedModel
 from swarm.compute.sampling import pick
 from swarm.demo import TARGET
 from swarm.files.fingerprint import model_identity
 from swarm.protocol.messages import Sampling
 from swarm.trust.replay import Pick, Stretch, replayed
-from swarm.trust.verify import AGREES, DIFFERS, UNDECIDED, Claim
+from swarm.trust.verify import AGREES, DIFFERS, UNDECIDED, Claim, Claims
 from tests.net.three_nodes import prompt
 
 TEXT = prompt(2, 80)
