@@ -10,6 +10,7 @@ sweeps, as a chain makes it; the span's rows are then recomputed in chunks, as a
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections import defaultdict
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, pairwise, product
 from pathlib import Path
+from statistics import mean
 from typing import Final
 
 import torch
@@ -357,15 +359,122 @@ def _tail_lies(
     return found
 
 
+# How many texts pass until half of the liars are named, and what audits compute
+
+WORLDS: Final = 2_000
+HOPS: Final = 3
+HOLDERS: Final = 5
+"""Machines of each span, one of which lies: a fifth of all."""
+SHARE, USUAL_SHARE = 0.05, 0.02
+
+
+def world(rng: random.Random, share: float) -> tuple[list[int], int, int]:
+    """Texts of one client, each over machines drawn by chance, until all liars are named.
+
+    A machine that lies does so in audits too, for it cannot tell them from texts; so it is named by whoever it was
+    compared with. Machine 0 of each span lies.
+
+    Returns:
+        After how many texts each span's liar was named; spans that were computed for texts, and for audits.
+    """
+    found: list[int] = []
+    named: set[int] = set()
+    texts = audited = 0
+    while len(named) < HOPS:
+        texts += 1
+        chain = [rng.choice([one for one in range(HOLDERS) if one or span not in named]) for span in range(HOPS)]
+        if rng.random() >= share:
+            continue
+        span = rng.randrange(HOPS)
+        others = [one for one in range(HOLDERS) if one != chain[span] and (one or span not in named)]
+        first = rng.choice(others)
+        audited += 1
+        if 0 in {chain[span], first} and span not in named:
+            audited += 1  # a third machine decides
+            named.add(span)
+            found.append(texts)
+    return found, texts * HOPS, audited
+
+
+def until_half(share: float) -> tuple[int, float]:
+    """Texts until half of the liars of many worlds are named; what audits compute, as a part of what texts do."""
+    rng = random.Random(0)
+    found: list[int] = []
+    computed = audited = 0
+    for _ in range(WORLDS):
+        when, spans, extra = world(rng, share)
+        found += when
+        computed, audited = computed + spans, audited + extra
+    return sorted(found)[len(found) // 2], audited / computed
+
+
+def expected_until_half(share: float) -> float:
+    """The same where a liar is named only by audits of texts that went over it: ln 2 over their frequency."""
+    return math.log(2) / -math.log1p(-share / HOLDERS / HOPS)
+
+
+def honest_sheet(pieces: Sequence[dict[str, Cell]]) -> Sheet:
+    """All honest rows, and what audits take."""
+    cells = {kind: Cell() for kind in CLASSES}
+    for piece in pieces:
+        for kind, cell in piece.items():
+            cells[kind].add(cell)
+    made = Sheet(
+        "audits_honest",
+        "Honest machines: sweeps of 1 to 192, one and two threads, with oneDNN and without, against one chunk",
+        ("class", "rows", "accused", "largest distance", "bound", "picks", "largest gap", "bound "),
+    )
+    for kind, cell in cells.items():
+        shown = f"{cell.rows:,}", f"{cell.accused}", f"{cell.largest:.1e}", f"{cell.bound:.1e}"
+        made.rows.append((kind, *shown, f"{cell.picks:,}", f"{cell.gap:.2g}", f"{cell.pick_bound:.2g}"))
+    made.measured["honest"] = {kind: asdict(cell) for kind, cell in cells.items()}
+    half, part = until_half(SHARE)
+    usual_half, usual_part = until_half(USUAL_SHARE)
+    made.measured["until_half"] = {str(SHARE): half, str(USUAL_SHARE): usual_half}
+    made.measured["computed"] = {str(SHARE): part, str(USUAL_SHARE): usual_part}
+    rows, picks = (sum(getattr(cell, name) for cell in cells.values()) for name in ("rows", "picks"))
+    made.notes = [
+        f"{rows:,} rows and {picks:,} picks in all, {sum(cell.accused for cell in cells.values())} accused, "
+        f"{sum(cell.unclear for cell in cells.values())} stretches unclear. "
+        "bfloat16: distance and bound are those of the median of 64 rows.",
+        f"{HOPS} hops, {HOLDERS} holders of each, one of which lies: half of the liars are named after {half} texts "
+        f"where {SHARE:.0%} are audited, {usual_half} where {USUAL_SHARE:.0%} are. If a liar is honest to who audits "
+        f"others, after {expected_until_half(SHARE):.0f} and {expected_until_half(USUAL_SHARE):.0f}.",
+        f"Audits compute {part:.2%} and {usual_part:.2%} of what plain decoding of the texts does, less beside trees.",
+    ]
+    return made
+
+
+def liars_sheet() -> Sheet:
+    """Each liar, judged in two classes."""
+    made = Sheet(
+        "audits_liars",
+        f"Liars in a middle hop, or at the tail: audited texts of {TOKENS} tokens until one is named",
+        ("liar", "float32", "bfloat16"),
+    )
+    found = {kind: audited_liars(kind) for kind in ("float32", "bfloat16")}
+    for name in found["float32"]:
+        caught = [found[kind].get(name) for kind in found]
+        made.rows.append((name, *("" if one is None else one.until for one in caught)))
+    noise = found["float32"]["noise of 0.9 of the bound"].turned
+    made.notes = [
+        f"{LIES_TRIED} texts each. Noise below the bound is not seen in float32; it changed {mean(noise):.2%} of picks."
+    ]
+    made.measured = {kind: {name: asdict(one) for name, one in liars.items()} for kind, liars in found.items()}
+    return made
+
+
 def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     console = make_console()
-    if not options.pieces:
-        cells = honest(options)
-        made = Sheet("audits", f"Honest machines, seed {options.seed}", ("class", *asdict(Cell())))
-        made.rows += [(kind, *(f"{value:.3g}" for value in asdict(cell).values())) for kind, cell in cells.items()]
-        made.measured = {"honest": {kind: asdict(cell) for kind, cell in cells.items()}}
+    if options.pieces:
+        read = [json.loads(piece.read_text())["honest"] for piece in options.pieces]
+        pieces = [{kind: Cell(**cell) for kind, cell in one.items()} for one in read]
+        sheets = [honest_sheet(pieces), liars_sheet()]
+    else:
+        sheets = [honest_sheet([honest(options)])]
+    for made in sheets:
         made.finish(console, options)
 
 
