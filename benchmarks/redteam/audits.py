@@ -468,14 +468,11 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     console = make_console()
-    if options.pieces:
-        read = [json.loads(piece.read_text())["honest"] for piece in options.pieces]
-        pieces = [{kind: Cell(**cell) for kind, cell in one.items()} for one in read]
-        sheets = [honest_sheet(pieces), liars_sheet()]
-    else:
-        sheets = [honest_sheet([honest(options)])]
-    for made in sheets:
-        made.finish(console, options)
+    read = [json.loads(piece.read_text())["honest"] for piece in options.pieces]
+    pieces = [{kind: Cell(**cell) for kind, cell in one.items()} for one in read] or [honest(options)]
+    honest_sheet(pieces).finish(console, options)
+    if options.json is None:
+        liars_sheet().finish(console, options)
 
 
 if __name__ == "__main__":
