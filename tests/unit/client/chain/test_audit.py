@@ -7,6 +7,7 @@ import math
 import pytest
 
 from client.chain.audit import _compared_picks, _Picked, coin
+from swarm.compute.gumbel import gumbel_row
 from swarm.protocol.messages import Sampling
 from swarm.trust.bounds import Agrees, Bounds, Differs, Unclear
 
@@ -41,11 +42,13 @@ def test_where_nobody_tells_of_other_tokens_another_pick_differs() -> None:
 
 
 def test_the_noise_counts_at_a_temperature() -> None:
-    ours = picked(7, WARM, {7: -3.0, 8: -0.1})
-    found = _compared_picks(ours, picked(8, WARM), BOUNDS)
-    assert isinstance(found, Agrees), "the token that the noise should have picked"
-    wrong = picked(8, WARM, {7: -0.1, 8: -30.0})
-    assert isinstance(_compared_picks(picked(7, WARM, {7: -0.1, 8: -30.0}), wrong, BOUNDS), Differs)
+    """Of two tokens that are as likely, the one with more noise is better, by their noise times the temperature."""
+    noise, even = gumbel_row(WARM.seed, 5, 9), {7: -1.0, 8: -1.0}
+    better, worse = (7, 8) if noise[7] > noise[8] else (8, 7)
+    found = _compared_picks(picked(better, WARM, even), picked(worse, WARM), BOUNDS)
+    assert isinstance(found, Differs)
+    assert found.largest == pytest.approx(0.9 * abs(noise[7] - noise[8]))
+    assert isinstance(_compared_picks(picked(worse, WARM, even), picked(better, WARM), BOUNDS), Agrees)
 
 
 def test_picks_by_filters_agree_or_say_nothing() -> None:
