@@ -123,15 +123,19 @@ class Sender:
 class RowSource(Protocol):
     """Rows that machines sent."""
 
-    async def keep(self, sender: Sender) -> None:
-        """Have a hop keep what it sent for a while after the session, which runs yet.
+    async def keep(self, senders: Sequence[Sender]) -> None:
+        """Have hops keep what they sent for a while after the session, which runs yet, and answer for it.
+
+        Args:
+            senders: one, or neighbours in the order of the route: what one sent, the next one received, or nothing
+                would say whose rows an audit compares.
 
         Raises:
-            SwarmError: it does not.
+            SwarmError: one does not, or two neighbours do not agree.
         """
 
-    async def sent(self, sender: Sender, nodes: Sequence[TreeNodeId]) -> Rows | None:
-        """What a hop that keeps it sent of committed nodes, in their order; None where it is gone."""
+    async def sent(self, sender: Sender, committed: Sequence[CommittedToken]) -> Rows | None:
+        """What a hop that keeps it sent of a text's tokens, from the first on; None where that is gone."""
 
 
 MakeKey = Callable[[], Awaitable[Signer]]
@@ -257,8 +261,8 @@ class Auditor:
         self._is_busy, place = True, self._draw(len(text.route.hops))
         try:
             async with asyncio.timeout(KEEP_S):
-                needed = {max(place - 1, 0), min(place, len(text.route.hops) - 2)} if len(text.route.hops) > 1 else ()
-                await asyncio.gather(*(self._owner.rows.keep(self._sender(text, one)) for one in needed))
+                around = range(max(place - 1, 0), min(place + 2, len(text.route.hops)))
+                await self._owner.rows.keep([self._sender(text, one) for one in around])
         except (SwarmError, grpc.aio.AioRpcError, TimeoutError) as error:
             self._failed(text.route.hops[place], error)
             return
@@ -343,9 +347,9 @@ class Auditor:
 
     async def _sent(self, text: AuditedText, place: int) -> Rows:
         """What a hop sent of a text."""
-        sender, nodes = self._sender(text, place), [token.id for token in text.committed]
-        rows = await self._owner.rows.sent(sender, nodes)
-        if rows is None or rows.count != len(nodes):
+        sender = self._sender(text, place)
+        rows = await self._owner.rows.sent(sender, text.committed)
+        if rows is None or rows.count != len(text.committed):
             self._owner.suspected(sender.hop.peer)
             raise CannotAudit(f"node {sender.hop.peer} does not give the rows that it sent")
         return rows
@@ -533,8 +537,8 @@ async def _recomputed(owner: AuditOwner, seat: Seat, text: AuditedText, entering
                 return await _picks(scope, connection, (key, hop, journal), asked, text)
             await _until_computed(connection, key, journal.state.sequence, listener)
             sender = Sender(connection, hop, key, text.want.codec)
-            await owner.rows.keep(sender)
-            rows = await owner.rows.sent(sender, [token.id for token in journal.state.committed])
+            await owner.rows.keep([sender])
+            rows = await owner.rows.sent(sender, journal.state.committed)
         finally:
             link.close("done")
             await link.gone()

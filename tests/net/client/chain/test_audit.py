@@ -16,12 +16,13 @@ from node.session.hop_session import HopSession
 from node.session.sweep_run import AskedPicks, SweepRun
 from node.session.upstreams import UpstreamStream
 from swarm.base.errors import HopMisbehaved
-from swarm.base.ids import PeerId, SessionId, TreeNodeId
+from swarm.base.ids import PeerId, SessionId
 from swarm.compute.row_codec import decode_rows, encode_rows
 from swarm.directory.identity import Identity
 from swarm.link.link import Signer
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Attach, Rows
+from swarm.protocol.session import CommittedToken
 from swarm.trust.bounds import Agrees, Differs, Unclear
 from tests.net.client.chain.test_repair import IDS as OTHER_IDS
 from tests.net.client.chain.test_repair import struck
@@ -50,11 +51,11 @@ class JournalRows:
     hops: dict[tuple[str, SessionId], HopSession] = field(default_factory=dict)
     silent: set[PeerId] = field(default_factory=set)
 
-    async def keep(self, sender: Sender) -> None:
+    async def keep(self, senders: Sequence[Sender]) -> None:
         """Journals of this test are always kept."""
 
-    async def sent(self, sender: Sender, nodes: Sequence[TreeNodeId]) -> Rows | None:
-        peer = sender.hop.peer
+    async def sent(self, sender: Sender, committed: Sequence[CommittedToken]) -> Rows | None:
+        peer, nodes = sender.hop.peer, [token.id for token in committed]
         return None if peer in self.silent else self.hops[peer, sender.key.session].journal._rows(nodes)
 
 
