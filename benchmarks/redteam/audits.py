@@ -286,22 +286,22 @@ def liars(model: RaggedModel, others: dict[str, RaggedModel], bound: float, old:
         rows[torch.arange(len(rows)), places] *= 1.1
         return rows
 
+    def computed(other: RaggedModel, layers: Span = MIDDLE) -> Change:
+        def lie(stretch: Stretch) -> Stretch:
+            return replace(stretch, leaving=rows_of(other, replace(stretch, layers=layers)))
+
+        return lie
+
     found = {
-        "the next layers' weights": lambda stretch: replace(
-            stretch, leaving=rows_of(model, replace(stretch, layers=TAIL))
-        ),
-        "last layer skipped": lambda stretch: replace(
-            stretch, leaving=rows_of(model, replace(stretch, layers=Span(MIDDLE.start, MIDDLE.end - 1)))
-        ),
+        "the next layers' weights": computed(model, TAIL),
+        "last layer skipped": computed(model, Span(MIDDLE.start, MIDDLE.end - 1)),
         "old rows (the first half again)": changed(lambda rows: torch.cat([rows[: TOKENS // 2]] * 2)),
         "rows of another text": changed(lambda rows: old),
         "one value of each row by a tenth": changed(one_value),
         "noise of 0.9 of the bound": changed(noise),
     }
     for name, other in others.items():
-        found[f"{name} weights" if name.startswith("int") else name] = lambda stretch, other=other: replace(
-            stretch, leaving=rows_of(other, stretch)
-        )
+        found[f"{name} weights" if name.startswith("int") else name] = computed(other)
     return found
 
 

@@ -27,7 +27,7 @@ ROOM: Final = 7.0
 """So many times what calibration found may a row of an exact class differ."""
 COARSE_ROOM: Final = 2.0
 """The same for one row of a coarse class …"""
-MEDIAN_ROOM: Final = 1.25
+MEDIAN_ROOM: Final = 1.5
 """… and for the median of a window."""
 PICK_FLOOR: Final = 1e-3
 """Of a pick's gap: the best score less that of the named token."""

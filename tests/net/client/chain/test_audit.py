@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -145,7 +145,7 @@ def _lied(note: Callable[[str], None]) -> Callable[[HopMisbehaved], None]:
 
 
 @pytest.fixture
-async def audited(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Audited]:
+async def audited(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Audited]:
     await nodes.announce("b0", "b1", "c1", "b2")
     with auditing(nodes, monkeypatch) as found:
         yield found
