@@ -56,7 +56,7 @@ SAMPLINGS: Final = (Sampling(0, 0.0), Sampling(0, 0.7), Sampling(0, 1.0), Sampli
 PICKED: Final = 4
 """Of every so many texts, the picks of one are judged."""
 CLASSES: Final = ("float32", "bfloat16", "int8 in float32")
-LIES_TRIED: Final = 48
+LIES_TRIED: Final = 16
 """Texts of each liar."""
 EVERY: Final = 5
 """A tail names its second choice after every so many tokens."""
