@@ -38,7 +38,7 @@ from swarm.compute.sampling import pick
 from swarm.compute.weights.format import WeightFormat
 from swarm.demo import PASSAGES, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.trust.bounds import Agrees, Bounds, Differs, Verdict
+from swarm.trust.bounds import Agrees, Bounds, Differs, Judgement
 from swarm.trust.replay import Pick, Stretch, calibrate, judge, replayed
 
 SPANS: Final = (Span(0, 4), Span(4, 8), Span(8, 12))
@@ -101,7 +101,7 @@ class Cell:
     gap: float = 0.0
     pick_bound: float = 0.0
 
-    def note(self, verdict: Verdict, bounds: Bounds, count: int, *, is_tail: bool) -> None:
+    def note(self, verdict: Judgement, bounds: Bounds, count: int, *, is_tail: bool) -> None:
         self.texts += 1
         self.rows += 0 if is_tail else count
         self.picks += count if is_tail else 0

@@ -71,8 +71,8 @@ from swarm.trust.bounds import (
     Agrees,
     Bounds,
     Differs,
+    Judgement,
     Unclear,
-    Verdict,
     bounds_of,
     judge_picks,
     judge_rows,
@@ -195,7 +195,7 @@ class Audit:
     """
 
     hop: RouteHop
-    verdict: Verdict
+    verdict: Judgement
     asked: tuple[PeerId, ...] = ()
     named: PeerId | None = None
 
@@ -437,10 +437,10 @@ class _Picked:
         return cls(text.sampling, {place - 1: tokens[place] for place in places})
 
 
-_Found = Rows | _Picked
+_Computed = Rows | _Picked
 
 
-async def _compared(ours: _Found, theirs: _Found, bounds: Bounds) -> Verdict:
+async def _compared(ours: _Computed, theirs: _Computed, bounds: Bounds) -> Judgement:
     """What follows of what one machine claims from what another one computed."""
     if isinstance(ours, _Picked) and isinstance(theirs, _Picked):
         return _compared_picks(ours, theirs, bounds)
@@ -451,7 +451,7 @@ async def _compared(ours: _Found, theirs: _Found, bounds: Bounds) -> Verdict:
     return judge_rows(await _distances(ours, theirs), bounds)
 
 
-async def _agree(ours: _Found, theirs: _Found, bounds: Bounds) -> bool:
+async def _agree(ours: _Computed, theirs: _Computed, bounds: Bounds) -> bool:
     return isinstance(await _compared(ours, theirs, bounds), Agrees)
 
 
@@ -462,14 +462,14 @@ async def _distances(ours: Rows, theirs: Rows) -> torch.Tensor:
     return compute() if ours.count * ours.width < INLINE_VALUES else await asyncio.to_thread(compute)
 
 
-async def _bounds_between(one: _Found, other: _Found, numeric_class: str) -> Bounds | None:
+async def _bounds_between(one: _Computed, other: _Computed, numeric_class: str) -> Bounds | None:
     """Bounds of a class whose rounding is not known: by what two machines differ; None for picks."""
     if not isinstance(one, Rows) or not isinstance(other, Rows) or one.size_bytes != other.size_bytes:
         return None
     return bounds_of(numeric_class, numeric_class, [await _distances(one, other)])
 
 
-def _compared_picks(ours: _Picked, theirs: _Picked, bounds: Bounds) -> Verdict:
+def _compared_picks(ours: _Picked, theirs: _Picked, bounds: Bounds) -> Judgement:
     """Gaps of what one tail picked, by what the other one says of the likeliest tokens.
 
     A token that is none of these is at most as likely as the last of them. Where nobody tells, another pick is one.
@@ -509,7 +509,7 @@ def _gap(best: dict[int, float] | None, place: int, pair: tuple[int, int], sampl
 # The other machine's work: one session there, at the place of the hop
 
 
-async def _recomputed(owner: AuditOwner, seat: Seat, text: AuditedText, entering: Rows | None) -> _Found:
+async def _recomputed(owner: AuditOwner, seat: Seat, text: AuditedText, entering: Rows | None) -> _Computed:
     """What a machine computes of the text.
 
     Args:

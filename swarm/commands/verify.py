@@ -18,7 +18,7 @@ from swarm.base.layers import Span
 
 if TYPE_CHECKING:
     from swarm.compute.ragged_batch import RaggedModel
-    from swarm.trust.verify import Claim, Claims, Finding
+    from swarm.trust.verify import Claim, Claims, JudgedClaim
 
 WHOLE: Final = "whole"
 
@@ -94,7 +94,7 @@ def _loaded(name: str, found: Claims) -> RaggedModel:
     return whole if dtype is torch.float32 else load_whole(name, dtype)
 
 
-def _show(findings: Sequence[Finding], console: Console) -> None:
+def _show(findings: Sequence[JudgedClaim], console: Console) -> None:
     from swarm.trust.verify import in_words
 
     table = Table()

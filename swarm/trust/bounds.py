@@ -108,7 +108,7 @@ class Unclear:
     reason: str
 
 
-Verdict = Agrees | Differs | Unclear
+Judgement = Agrees | Differs | Unclear
 
 
 def is_exact(one: str, other: str) -> bool:
@@ -156,7 +156,7 @@ def row_distances(found: Tensor, claimed: Tensor) -> Tensor:
     return torch.where(theirs.isfinite().all(1), relative, math.inf)
 
 
-def judge_rows(distances: Tensor, bounds: Bounds, first: int = 0) -> Verdict:
+def judge_rows(distances: Tensor, bounds: Bounds, first: int = 0) -> Judgement:
     """What follows from the distances of a stretch's rows.
 
     Args:
@@ -182,7 +182,7 @@ def judge_rows(distances: Tensor, bounds: Bounds, first: int = 0) -> Verdict:
     return Agrees(len(distances), largest, bounds.median)
 
 
-def judge_picks(gaps: Tensor, positions: Sequence[int], bounds: Bounds) -> Verdict:
+def judge_picks(gaps: Tensor, positions: Sequence[int], bounds: Bounds) -> Judgement:
     """What follows from the gaps of picks.
 
     Args:
@@ -198,7 +198,7 @@ def judge_picks(gaps: Tensor, positions: Sequence[int], bounds: Bounds) -> Verdi
     return Agrees(len(gaps), float(gaps.max()), bounds.pick)
 
 
-def together(verdicts: Sequence[Verdict]) -> Verdict:
+def together(verdicts: Sequence[Judgement]) -> Judgement:
     """One verdict of several: the first that differs, else the first that is unclear, else the last."""
     for kind in (Differs, Unclear):
         for verdict in verdicts:

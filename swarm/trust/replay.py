@@ -30,8 +30,8 @@ from swarm.protocol.pick_rules import Sampling
 from swarm.protocol.session import Limits, SessionState
 from swarm.trust.bounds import (
     Bounds,
+    Judgement,
     Unclear,
-    Verdict,
     bounds_of,
     judge_picks,
     judge_rows,
@@ -140,7 +140,7 @@ def replayed(span: RaggedModel, stretch: Stretch, chunk: int = CHUNK) -> Iterato
         before = nodes
 
 
-def judge(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, chunk: int = CHUNK) -> Verdict:
+def judge(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, chunk: int = CHUNK) -> Judgement:
     """Whether what is said to have left the layers is what they make of what entered.
 
     Args:
@@ -216,7 +216,7 @@ def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[St
     return found
 
 
-def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: int) -> Verdict:
+def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: int) -> Judgement:
     """As `judge`, of a tail."""
     if any(pick.sampling.multistep for pick in stretch.picks):
         return Unclear("picks of multi-step sampling depend on trees")

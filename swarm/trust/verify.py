@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from swarm.base.ids import PeerId
 from swarm.base.layers import Span
 from swarm.compute.ragged_batch import RaggedModel
-from swarm.trust.bounds import Agrees, Bounds, Differs, Unclear, Verdict
+from swarm.trust.bounds import Agrees, Bounds, Differs, Judgement, Unclear
 from swarm.trust.replay import Stretch, calibrate, judge
 
 AGREES, DIFFERS, UNDECIDED = 0, 1, 2
@@ -53,24 +53,24 @@ class Claims:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class JudgedClaim:
     """A claim and what follows from its recomputation."""
 
     claim: Claim
-    verdict: Verdict
+    verdict: Judgement
 
 
-def verify(span: RaggedModel, claims: Iterable[Claim]) -> Iterator[Finding]:
+def verify(span: RaggedModel, claims: Iterable[Claim]) -> Iterator[JudgedClaim]:
     """Recompute claims with layers that are here, one after the other.
 
     Raises:
         ConfigError: a claim is of nothing that these layers could have computed.
     """
     for claim in claims:
-        yield Finding(claim, _judged(span, claim))
+        yield JudgedClaim(claim, _judged(span, claim))
 
 
-def exit_status(findings: Iterable[Finding]) -> int:
+def exit_status(findings: Iterable[JudgedClaim]) -> int:
     """`DIFFERS` where any claim does, `AGREES` where one agrees and none differs, else `UNDECIDED`."""
     kinds = {type(finding.verdict) for finding in findings}
     if Differs in kinds:
@@ -78,7 +78,7 @@ def exit_status(findings: Iterable[Finding]) -> int:
     return AGREES if Agrees in kinds else UNDECIDED
 
 
-def in_words(verdict: Verdict) -> str:
+def in_words(verdict: Judgement) -> str:
     """A verdict for people."""
     match verdict:
         case Agrees():
@@ -91,7 +91,7 @@ def in_words(verdict: Verdict) -> str:
             return f"unclear: {verdict.reason}"
 
 
-def _judged(span: RaggedModel, claim: Claim) -> Verdict:
+def _judged(span: RaggedModel, claim: Claim) -> Judgement:
     if claim.stretch is None:
         return Unclear(claim.missing)
     if not span.span.contains(claim.layers):

@@ -18,8 +18,8 @@ from swarm.trust.bounds import (
     Agrees,
     Bounds,
     Differs,
+    Judgement,
     Unclear,
-    Verdict,
     bounds_of,
     is_exact,
     judge_picks,
@@ -41,7 +41,7 @@ def distances(count: int, value: float = 1e-7, **others: float) -> torch.Tensor:
     return found
 
 
-def near(found: Verdict, expected: Verdict) -> bool:
+def near(found: Judgement, expected: Judgement) -> bool:
     """Whether two verdicts are the same, but for the last digits of their numbers."""
     values = [pytest.approx(value) if isinstance(value, float) else value for value in astuple(expected)]
     return type(found) is type(expected) and [*astuple(found)] == values
