@@ -23,7 +23,7 @@ PROGRAMS: Final = {
     "models": ("families",),
     "operations": ("agents", "api_overhead", "page_server"),
     "recovery": ("faults", "soak"),
-    "redteam": ("costs", "leakage", "redteam"),
+    "redteam": ("audits", "costs", "leakage", "redteam"),
     "routing": ("placement",),
     "simulation": ("acceptance",),
     "speed": (
@@ -47,7 +47,7 @@ PROGRAMS: Final = {
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""
 MODULES: Final = {"homes": "homes_faults", "network": "network_check"}
 """Names that differ from their module's."""
-PARTS: Final = {"codec": ("codec_cost", "codec_effect")}
+PARTS: Final = {"audits": ("audits_honest", "audits_liars"), "codec": ("codec_cost", "codec_effect")}
 """Tables of the benchmarks that make more than one. All others make one, which is called like them."""
 
 

@@ -29,7 +29,7 @@ from swarm.trust.evidence import (
     VERSION,
     SentRows,
     StreamLeaves,
-    Tell,
+    ToldSweep,
     TextEvidence,
     ToldRoute,
     ToldStream,
@@ -106,7 +106,7 @@ class SignedText:
             data = b"".join(sent[hop][node] for node in path)
             self.rows.append(SentRows(hop, WIDTH, path, data))
         told = ToldStream(0, peers[0], tuple((sweep.sequence, False) for sweep in _sweeps()))
-        tells = tuple(map(Tell.of, _sweeps()))
+        tells = tuple(map(ToldSweep.of, _sweeps()))
         self.told = ToldText(
             *(VERSION, self.key.public_key, FINGERPRINT, (), (ToldRoute(0, route),), (told,), tells),
             *(len(PROMPT), (*PROMPT, *ANSWER)),

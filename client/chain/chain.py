@@ -198,6 +198,27 @@ class Chain:
         return len(self.route.hops)
 
     @property
+    def key(self) -> SessionKey:
+        """By which it is commanded."""
+        return self._key
+
+    @property
+    def want(self) -> Open:
+        """What it asked of its hops at first."""
+        return self._want
+
+    @property
+    def find_route(self) -> FindRoute:
+        """Finds routes of its numeric class around machines."""
+        return self._owner.find_route
+
+    @property
+    def state(self) -> SessionState:
+        """The session's, with every sweep that was sent."""
+        assert self._journal is not None, "it began"
+        return self._journal.state
+
+    @property
     def first_link_ms(self) -> float:
         """One-way time to hop 0: half the measured round trip."""
         return self._next.rtt_ms / 2 if self._next is not None else 0.0
@@ -621,7 +642,7 @@ class Chain:
             connection = self._connection(hop)
         except SwarmError:  # it announces no certificate, or is not in the route any more: nobody dials it
             return None
-        return await _send_hold(connection, self._key, request, STANDING_S)
+        return await send_hold(connection, self._key, request, STANDING_S)
 
     def _follow_tail(self, scope: TaskScope) -> ReplyStream:
         route, last = self.route, self.route.hops[-1]
@@ -652,10 +673,11 @@ class Chain:
 
 
 async def _tell(connection: Connection, key: SessionKey, request: bytes) -> None:
-    await _send_hold(connection, key, request, HOLD_S)
+    await send_hold(connection, key, request, HOLD_S)
 
 
-async def _send_hold(connection: Connection, key: SessionKey, request: bytes, timeout_s: float) -> Held | None:
+async def send_hold(connection: Connection, key: SessionKey, request: bytes, timeout_s: float) -> Held | None:
+    """Hold a session at a machine, or ask how far it is there; None where no answer comes."""
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connection.channel.unary_unary(wire.HOLD)
     metadata = introduce(key, connection.endpoint, wire.HOLD, request)
     try:

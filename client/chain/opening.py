@@ -300,6 +300,7 @@ class PeerLatency:
         clock: monotonic, in seconds.
         delays_ms: one-way delays that were measured last.
         failures: machines that failed and when, the newest `FAILURES_KEPT`.
+        liars: machines that computed something else than two others, the newest `FAILURES_KEPT`.
         speeds: how fast machines were.
         openings: how long routes took to stand.
         doubts: whether routes pick what drafts let expect: an audit's probability rises with that.
@@ -310,6 +311,7 @@ class PeerLatency:
     clock: Callable[[], float] = time.monotonic
     delays_ms: dict[PeerId, float] = field(default_factory=dict)
     failures: tuple[tuple[str, float], ...] = ()
+    liars: tuple[str, ...] = ()
     speeds: PeerSpeeds = field(default_factory=PeerSpeeds)
     openings: OpeningTimes = field(default_factory=OpeningTimes)
     doubts: Doubts = field(default_factory=Doubts)
@@ -349,6 +351,10 @@ class PeerLatency:
         self.failed(error.peer, is_hearsay=error.other is not None)
         if error.other is not None:
             self.failed(error.other, is_hearsay=True)
+
+    def lied(self, peer: str) -> None:
+        """A machine computed something else than two others: routes do without it while others have its layers."""
+        self.liars = (*(one for one in self.liars if one != peer), peer)[-FAILURES_KEPT:]
 
     def served(self, route: Route, stats: Stats) -> None:
         """A text ended, well or not: learn how fast the machines of its chain were, and which had to be replaced."""

@@ -42,7 +42,7 @@ from swarm.trust.evidence import (
     Checked,
     SentRows,
     StreamLeaves,
-    Tell,
+    ToldSweep,
     TextEvidence,
     ToldRoute,
     ToldStream,
@@ -122,7 +122,7 @@ class TextLog:
             self.adopted,
             tuple(ToldRoute(generation, hops) for generation, hops in sorted(self.routes.items())),
             tuple(ToldStream(since, peer, tuple(sent)) for (since, peer), sent in self.streams.items()),
-            tuple(map(Tell.of, self.sweeps)),
+            tuple(map(ToldSweep.of, self.sweeps)),
             len(prompt),
             (*prompt, *answer),
         )

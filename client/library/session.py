@@ -19,6 +19,7 @@ import torch
 from client.base.options import CodecChoice
 from client.base.stats import PickChecks, Proof, Result, Stats, TokenLogProbs
 from client.base.target import Target
+from client.chain.audit import AuditedText, Auditor
 from client.chain.blame import RETRY_S, Refusals
 from client.chain.chain import Chain, ChainOwner
 from client.chain.opening import ChainOpening, PeerLatency, first_open
@@ -144,6 +145,7 @@ class Session:
         codec: how hidden rows travel.
         nearby: learns how fast the machines of the chain are.
         checker: checks picks against final rows; None: nobody does.
+        auditor: audits texts, some of them; None audits nothing.
     """
 
     chain: Chain
@@ -151,6 +153,7 @@ class Session:
     codec: Codec
     nearby: PeerLatency = field(default_factory=PeerLatency)
     checker: HeadChecker | None = None
+    auditor: Auditor | None = None
 
     @property
     def window_tokens(self) -> int:
@@ -222,6 +225,7 @@ class Session:
             await self._proof(state),
         )
         yield replace(self._traced(told.rest(), state), result=result)
+        await self._audit(state)
 
     async def _generated(self, state: GenerationState, watch: PickWatch) -> AsyncIterator[str]:
         """The text as it becomes certain, begun again from what is not refuted as often as need be.
@@ -267,6 +271,12 @@ class Session:
         problems += [f"{one.sender} and {one.receiver} signed different rows" for one in checked.differing]
         unsigned = tuple(sorted({peer for _, peer in checked.unsigned}))
         return Proof(made.data, checked.signed_picks, unsigned, tuple(problems))
+
+    async def _audit(self, state: GenerationState) -> None:
+        """Let the text be audited, if a coin says so; its reader has all of it."""
+        text = None if self.auditor is None else AuditedText.of(self.chain, len(state.prompt), state.sampling)
+        if self.auditor is not None and text is not None:
+            await self.auditor.text_is_over(text)
 
     def _follow_grammar(self, state: GenerationState) -> None:
         grammar, rules = state.grammar, state.sampling.rules
@@ -333,6 +343,7 @@ class SessionOpener:
         secret: names what its sessions have machines compute (P15), where they are not given another one.
         known: which chain holds which beginnings.
         checker: checks picks against final rows; None: nobody does.
+        auditor: audits texts, some of them; None audits nothing.
     """
 
     target: Target
@@ -351,6 +362,7 @@ class SessionOpener:
     secret: bytes = field(default_factory=fresh_secret, repr=False)
     known: KnownPrefixes = field(default_factory=KnownPrefixes)
     checker: HeadChecker | None = None
+    auditor: Auditor | None = None
     _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
@@ -417,7 +429,7 @@ class SessionOpener:
         left_out = sorted({one.numeric_class for one in records} - {one.numeric_class for one in usable})
         records = plausible(usable)
         try:
-            route = best_route(records, query)
+            route = self._honest_route(records, query)
         except RouteError as error:
             if self.own is not None and error.missing:
                 raise RouteError(f"{error}; only machines that you trust count here", error.missing) from error
@@ -428,6 +440,17 @@ class SessionOpener:
             return route
         rng = self.nearby.rng  # no machine can count on not being compared
         return hedged(route, records, query, rng.randrange(len(route.hops)) if rng.random() < RANDOM_HEDGE else None)
+
+    def _honest_route(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
+        """The best route without machines that were found to lie, if there is one.
+
+        Raises:
+            RouteError: nobody serves some layers.
+        """
+        if liars := self.nearby.liars:
+            with suppress(RouteError):
+                return best_route(records, replace(query, avoid=query.avoid.union(liars)))
+        return best_route(records, query)
 
     def _query(self, avoid: Collection[str]) -> RouteQuery:
         return RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join, avoid=frozenset(avoid))
@@ -463,7 +486,7 @@ class SessionOpener:
             scope.spawn(self._keep_known())
             codec = _codec(made.chain.route.numeric_class, self.codec)
             try:
-                yield Session(made.chain, walk, codec, self.nearby, self.checker)
+                yield Session(made.chain, walk, codec, self.nearby, self.checker, self.auditor)
             finally:
                 self.known.note(walk.state.names, made.chain.route.hops)
 

@@ -68,7 +68,7 @@ class EvidenceError(RemoteProtocolError):
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class ToldSweep:
     """One sweep as the client made it.
 
     Attributes:
@@ -94,7 +94,7 @@ class Tell:
     sampling: Sampling | None
 
     @classmethod
-    def of(cls, sweep: Sweep) -> Tell:
+    def of(cls, sweep: Sweep) -> ToldSweep:
         """What a sweep told."""
         parents = tuple(0 if parent is None else parent + 1 for parent in sweep.parents)
         numbers = (sweep.sequence, sweep.committed, sweep.first_id, tuple(sweep.tokens), parents, sweep.picks_from)
@@ -171,7 +171,7 @@ class ToldText:
     adopted: Annotated[tuple[TokenNumber, ...], Size(MAX_TOKENS)]
     routes: Annotated[tuple[ToldRoute, ...], Size(MAX_PARTS, 1)]
     streams: Annotated[tuple[ToldStream, ...], Size(MAX_PARTS)]
-    tells: Annotated[tuple[Tell, ...], Size(MAX_TELLS, 1)]
+    tells: Annotated[tuple[ToldSweep, ...], Size(MAX_TELLS, 1)]
     prompt_tokens: Annotated[int, Within(1, MAX_TOKENS)]
     tokens: Annotated[tuple[TokenNumber, ...], Size(MAX_TOKENS, 1)]
 

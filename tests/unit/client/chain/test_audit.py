@@ -1,0 +1,59 @@
+"""The coin of audits, and what is compared of picks without any machine."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from client.chain.audit import _compared_picks, _Picked, coin
+from swarm.compute.gumbel import gumbel_row
+from swarm.protocol.messages import Sampling
+from swarm.trust.bounds import Agrees, Bounds, Differs, Unclear
+
+GREEDY, WARM = Sampling(0, 0.0), Sampling(5, 0.9)
+BOUNDS = Bounds("cpu-float32", "cpu-float32")
+BEST = {7: -0.5, 8: -0.5001, 9: -4.0}
+
+
+def test_the_coin_falls_as_often_as_it_should() -> None:
+    """Of 20,000 throws, with odds of 10^-9 of being off by more than six deviations."""
+    count = sum(coin(0.05) for _ in range(20_000))
+    assert abs(count - 1_000) < 6 * math.sqrt(1_000)
+    assert not any(coin(0.0) for _ in range(1_000))
+    assert all(coin(1.0) for _ in range(1_000))
+
+
+def picked(token: int, sampling: Sampling = GREEDY, best: dict[int, float] | None = None) -> _Picked:
+    return _Picked(sampling, {4: token}, {} if best is None else {4: best})
+
+
+def test_a_near_tie_agrees_and_a_worse_token_differs() -> None:
+    ours = picked(7, best=BEST)
+    assert isinstance(_compared_picks(ours, picked(7), BOUNDS), Agrees)
+    assert isinstance(_compared_picks(ours, picked(8), BOUNDS), Agrees)
+    found = _compared_picks(ours, picked(9), BOUNDS)
+    assert isinstance(found, Differs)
+    assert (found.what, found.places, found.count) == ("picks", (5,), 1)
+    assert found.largest == pytest.approx(3.5)
+    assert isinstance(_compared_picks(ours, picked(77), BOUNDS), Differs), "one that is not among the likeliest"
+
+
+def test_where_nobody_tells_of_other_tokens_another_pick_differs() -> None:
+    assert isinstance(_compared_picks(picked(7), picked(8), BOUNDS), Differs)
+
+
+def test_the_noise_counts_at_a_temperature() -> None:
+    """Of two tokens that are as likely, the one with more noise is better, by their noise times the temperature."""
+    noise, even = gumbel_row(WARM.seed, 5, 9), {7: -1.0, 8: -1.0}
+    better, worse = (7, 8) if noise[7] > noise[8] else (8, 7)
+    found = _compared_picks(picked(better, WARM, even), picked(worse, WARM), BOUNDS)
+    assert isinstance(found, Differs)
+    assert found.largest == pytest.approx(0.9 * abs(noise[7] - noise[8]))
+    assert isinstance(_compared_picks(picked(worse, WARM, even), picked(better, WARM), BOUNDS), Agrees)
+
+
+def test_picks_by_filters_agree_or_say_nothing() -> None:
+    filtered = Sampling(5, 0.9, top_p=0.8)
+    assert isinstance(_compared_picks(picked(7, filtered), picked(7, filtered), BOUNDS), Agrees)
+    assert isinstance(_compared_picks(picked(7, filtered), picked(8, filtered), BOUNDS), Unclear)
