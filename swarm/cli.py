@@ -29,6 +29,7 @@ from swarm.base.tasks import TaskScope
 from swarm.commands.plan import ShowPlan, plan
 from swarm.commands.private_swarm import Private, private
 from swarm.commands.route import ShowRoute, route, short
+from swarm.commands.verify import VerifyText, verify_text
 from swarm.directory.coverage import Coverage, cover, fill_lines, serve_line, shown_address
 from swarm.directory.dht.addresses import OPEN_SWARM, Membership
 from swarm.directory.dht.registry import DhtConfig, DhtRegistry
@@ -137,6 +138,7 @@ COMMANDS: Final[Mapping[str, type]] = {
     "private": Private,
     "top": Top,
     "doctor": Doctor,
+    "verify": VerifyText,
     "invite": MakeInvite,
     "list": ListSwarms,
     "forget": ForgetSwarm,
@@ -150,6 +152,7 @@ AnyCommand = (
     | Private
     | Top
     | Doctor
+    | VerifyText
     | MakeInvite
     | ListSwarms
     | ForgetSwarm
@@ -201,6 +204,8 @@ def _carry_out(command: AnyCommand, console: Console) -> int:  # noqa: C901 - a 
             forget(command, memory, console)
         case Doctor():
             return _doctor(command, console)
+        case VerifyText():
+            return _verify(command, console)
     return 0
 
 
@@ -298,6 +303,12 @@ def _doctor(command: Doctor, console: Console) -> int:
     from swarm.doctor.command import run_doctor  # brings every probe, which nothing else here needs
 
     return run_doctor(command, console)
+
+
+def _verify(command: VerifyText, console: Console) -> int:
+    from swarm.trust.claims import read_claims  # brings torch, which nothing else here needs
+
+    return verify_text(command, console, read_claims)
 
 
 async def _until(stop: asyncio.Event, registry: DhtRegistry) -> None:

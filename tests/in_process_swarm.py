@@ -45,6 +45,7 @@ class InProcessSwarm:
             "calibration": None,
             "draft_device": DEVICE,
             "check_picks": 0.0,
+            "audit": 0.0,
         }
         async with AsyncSwarm.connect(self.model, **{**defaults, **options}) as swarm:
             yield swarm

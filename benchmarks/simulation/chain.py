@@ -29,6 +29,7 @@ from swarm.compute.ragged_batch import RaggedModel
 from swarm.protocol.messages import Credits, HopTime, Reply, Sampling, Sweep
 from swarm.protocol.session import Limits, SessionState
 from swarm.routing.costs import RouteForecast
+from swarm.routing.route import Route
 from swarm.routing.staircase import BucketSteps, padded_ms
 
 
@@ -262,6 +263,11 @@ class VirtualChain:
     @property
     def hops(self) -> int:
         return self._costs.hops
+
+    @property
+    def route(self) -> Route:
+        """There is none: nobody watches picks in virtual time."""
+        raise NotImplementedError
 
     @property
     def route_key(self) -> Hashable:

@@ -36,6 +36,7 @@ from swarm.compute.compute_thread import ComputeThread
 from swarm.protocol.hop_log import HopLog, SweepWork
 from swarm.protocol.messages import Credits, HopTime, Reply, Sweep, SweepFrame
 from swarm.protocol.session import Limits
+from swarm.routing.route import Route
 
 T = TypeVar("T")
 IN_ORDER_S = 1e-8
@@ -200,6 +201,11 @@ class SharedChain:
     @property
     def hops(self) -> int:
         return len(self._hops)
+
+    @property
+    def route(self) -> Route:
+        """There is none: nobody watches picks in virtual time."""
+        raise NotImplementedError
 
     @property
     def route_key(self) -> Hashable:

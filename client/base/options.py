@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 MAX_NODES = 2_048
 MAX_NEW_TOKENS = 2**31
 MAX_VOCABULARY = 2**31
+AUDITED_SHARE = 0.02
+"""Of all texts, by default: what audits compute is then less than a fiftieth of what texts do."""
 _TYPES: dict[Any, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
@@ -271,6 +273,7 @@ class ConnectionOptions(DraftOptions):
             checks all, and waits for that at the end of a text; 0 checks none.
         head: folder, GGUF file or hub id whose output matrix checks picks; auto takes the model's own files where they
             are here.
+        audit: share of texts after which one hop's work is done again by another machine; 0 audits none.
         membership: what joining takes beside an address; an invite to a private swarm brings it along.
         calibration: folder that keeps what is learned about drafts (default: one in the user's cache); None keeps
             nothing after this connection.
@@ -291,6 +294,7 @@ class ConnectionOptions(DraftOptions):
     own: OwnParts | None = None
     check_picks: Probability = CHECKED_PICKS
     head: ModelOrFolder = AUTO_HEAD
+    audit: Probability = AUDITED_SHARE
     insecure: Insecure = False
     membership: Found[Membership] = OPEN_SWARM
     calibration: Found[Path | None] = field(default_factory=default_calibration_folder)
@@ -320,6 +324,7 @@ class ConnectOptions(TypedDict, total=False):
     own: str | None
     check_picks: float
     head: str | Path
+    audit: float
     insecure: bool
     membership: Membership
 

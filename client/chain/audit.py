@@ -27,6 +27,7 @@ from typing import Final, Protocol
 import grpc.aio
 import torch
 
+from client.base.options import AUDITED_SHARE
 from client.chain.answers import ReplyStream
 from client.chain.chain import STANDING_S, Chain, send_hold
 from client.chain.repair_plan import FindRoute
@@ -80,8 +81,6 @@ from swarm.trust.bounds import (
     row_distances,
 )
 
-SHARE: Final = 0.02
-"""Of all texts, by default: what audits compute is then less than a fiftieth of what texts do."""
 KEEP_S: Final = 5.0
 """How long hops may take to say that they keep what they sent."""
 AUDIT_S: Final = 120.0
@@ -236,7 +235,7 @@ class Auditor:
         self,
         owner: AuditOwner,
         scope: TaskScope,
-        share: float = SHARE,
+        share: float = AUDITED_SHARE,
         toss: Callable[[float], bool] = coin,
         draw: Callable[[int], int] = secrets.randbelow,
     ) -> None:
@@ -552,7 +551,9 @@ async def _dial(dialer: Dialer, route: Route, hop: RouteHop, stuck: grpc.aio.Cha
     return _connect(dialer, route, hop)
 
 
-def _journal_of(text: AuditedText, entering: Rows | None, *, is_tail: bool) -> tuple[Journal, Limits, dict[int, Sweep], TellLog]:
+def _journal_of(
+    text: AuditedText, entering: Rows | None, *, is_tail: bool
+) -> tuple[Journal, Limits, dict[int, Sweep], TellLog]:
     """The text as the machine before would replay it, its limits, and the sweeps that a tail is to answer."""
     count = len(text.committed)
     nodes = max(REPLAY_NODES, count if is_tail else 0)
@@ -612,6 +613,9 @@ class _Replaying:
         """All of the text."""
         messages = self.journal.replay(received)
         return [one.without_settings() for one in messages] if self.is_split else messages
+
+    def on_sent(self, hop: RouteHop, since: int, message: SweepFrame | Snapshot) -> None:
+        """Nothing is committed to by who asks."""
 
     def on_ready(self, ready: Ready) -> None:
         """The machines behind are of no concern."""

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import grpc.aio
 import msgpack
@@ -23,10 +22,8 @@ from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.limits import MAX_SHOWN_NODES
 from swarm.protocol.messages import (
-    Codec,
     HopTime,
     RouteHop,
-    Rows,
     Settle,
     Show,
     Shown,
@@ -42,10 +39,10 @@ from swarm.trust.evidence import (
     Checked,
     SentRows,
     StreamLeaves,
-    ToldSweep,
     TextEvidence,
     ToldRoute,
     ToldStream,
+    ToldSweep,
     ToldText,
     rows_in,
     signed_part,
@@ -304,48 +301,3 @@ def _unpacked(data: bytes) -> list[object]:
     if not isinstance(found, list):
         raise RemoteProtocolError("data", "is no list")
     return found
-
-
-class RowsSender(Protocol):
-    """A hop of a session, as its client asks for what it sent."""
-
-    @property
-    def connection(self) -> Connection:
-        """To it."""
-
-    @property
-    def hop(self) -> RouteHop:
-        """The machine and its layers."""
-
-    @property
-    def key(self) -> SessionKey:
-        """Of the session, whose client alone may ask."""
-
-    @property
-    def codec(self) -> Codec:
-        """Of its rows."""
-
-
-class SettledRows:
-    """Rows that hops sent, for audits: a hop keeps them because it settled."""
-
-    async def keep(self, sender: RowsSender) -> None:
-        """Have a hop sign what it did and keep what it sent for a while after the session, which runs yet.
-
-        Raises:
-            HopClosed: it does not.
-        """
-        log = TextLog()
-        await Settler(sender.key, log, lambda _: sender.connection).settle((sender.hop,))
-        if (why := log.refused.get(sender.hop.peer)) is not None:
-            raise HopClosed(sender.hop.peer, str(sender.hop.span), why)
-
-    async def sent(self, sender: RowsSender, nodes: Sequence[TreeNodeId]) -> Rows | None:
-        """What a hop that keeps it sent of committed nodes, in their order; None where it is gone."""
-        settler = Settler(sender.key, TextLog(), lambda _: sender.connection)
-        try:
-            parts = await settler.rows(sender.hop, 0, nodes)
-        except (SwarmError, grpc.aio.AioRpcError):
-            return None
-        width, data = parts[0].width if parts else 1, b"".join(part.data for part in parts)
-        return Rows(sender.codec, len(nodes), width, data)

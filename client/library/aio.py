@@ -30,7 +30,9 @@ from client.base.options import (
 )
 from client.base.stats import Result
 from client.base.target import ModelSearch, Target, check_fingerprint, find_in_swarm, load_target
+from client.chain.audit import Auditor, AuditOwner
 from client.chain.opening import PeerLatency
+from client.chain.sent_rows import SettledRows
 from client.decode.pick_watch import HeadChecker, HeadFiles
 from client.decode.state import GenerationState
 from client.draft.drafter import Drafters, aux_layers_of
@@ -47,6 +49,7 @@ from swarm.base.tasks import TaskScope, relay
 from swarm.directory.coverage import Coverage, cover
 from swarm.directory.dht.addresses import Membership
 from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+from swarm.directory.identity import Identity
 from swarm.directory.joining.resolve import expand
 from swarm.directory.node_record import NodeRecord
 from swarm.directory.registry import Registry
@@ -138,6 +141,7 @@ class AsyncSwarm:
                     reproducible=wanted.reproducible,
                     own=own,
                     aux_layers=aux_layers_of(loaded.drafter),
+                    auditor=_auditor(dialer, nearby, scope, wanted.audit),
                     secret=await asyncio.to_thread(user_secret if wanted.calibration is not None else fresh_secret),
                     checker=_checker(model, target, identity, wanted),
                 )
@@ -271,6 +275,8 @@ def _check(options: ConnectionOptions) -> tuple[tuple[str, ...], Membership, str
     if not 0 <= options.check_picks <= 1:
         raise ConfigError(f"check_picks: {options.check_picks}; give a share, 0 … 1")
     check_threads(options.threads, "threads")
+    if not 0 <= options.audit <= 1:
+        raise ConfigError(f"audit: {options.audit}; give a share of texts, 0 to 1")
     if options.reproducible and options.codec == "int8":
         raise ConfigError("codec int8 rounds rows where spans meet, and a reproducible text was asked for")
     if not all(map(str, options.draft)):
@@ -313,6 +319,18 @@ async def _links(
             return await measure(records if own is None else own.keep_to(records))
 
         yield dialer, PeerLatency(probe=measure_own), scope
+
+
+def _auditor(dialer: Dialer, nearby: PeerLatency, scope: TaskScope, share: float) -> Auditor | None:
+    """What audits this client's texts; None where it wants none."""
+    owner = AuditOwner(
+        dialer,
+        SettledRows(),
+        partial(asyncio.to_thread, Identity.ephemeral),
+        named=lambda error: nearby.lied(error.peer),
+        suspected=partial(nearby.failed, is_hearsay=True),
+    )
+    return Auditor(owner, scope, share) if share else None
 
 
 def _defaults(target: Target, options: ConnectionOptions) -> GenerateOptions:

@@ -88,7 +88,8 @@ def gone() -> Connection:
 
 
 async def test_what_waits_for_answers_hears_of_a_refuted_tail_first_and_the_tail_is_heard_no_more() -> None:
-    answers = Answers(SessionKey.fresh(), lambda _: None)
+    key = SessionKey.fresh()
+    answers = Answers(key, lambda _: None)
     async with TaskScope() as scope:
         stream = answers.follow(scope, [(TAIL, gone)], RepliesRequest(key.session, 3), list)
         answers.expect(SWEEP)
