@@ -183,7 +183,7 @@ class Session:
         started = state.clock()
         repaired = len(self.chain.repairs)
         first_token = started
-        told = _Told(state)
+        told = _ShownText(state)
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
         self._follow_grammar(state)
         state.watch = watch = PickWatch(
@@ -667,7 +667,7 @@ def _no_promise(name: str, left_out: Sequence[str], error: RouteError) -> RouteE
     )
 
 
-class _Told:
+class _ShownText:
     """What of a generation's text its reader has; nothing before the end where the state is held."""
 
     def __init__(self, state: GenerationState) -> None:

@@ -23,6 +23,7 @@ from swarm.compute.ragged_batch import RaggedModel
 from swarm.demo import TARGET
 from swarm.protocol.messages import Credits, Sampling, Sweep
 from swarm.protocol.session import Limits
+from swarm.routing.route import Route
 
 FIXED = FixedPolicy(16)
 
@@ -40,6 +41,11 @@ class InProcessChain:
         self._answers: deque[Answer] = deque()
         self.limits = Limits(target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
         self._session = LocalSession(target, self.limits)
+
+    @property
+    def route(self) -> Route:
+        """There is none: nobody watches picks here."""
+        raise NotImplementedError
 
     def send(self, sweep: Sweep) -> None:
         self._answers.append(Answer(answer(self._session, sweep), 100.0 + 0.1 * len(sweep.tokens)))

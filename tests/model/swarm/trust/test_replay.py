@@ -114,7 +114,7 @@ def test_another_class_is_unclear_unless_float32_was_calibrated_for_it(span: Spa
     assert isinstance(judge(span, coarse, Bounds.known(span.numeric_class, span.numeric_class)), Unclear)
     bounds = calibrate(span, other=model)
     assert isinstance(judge(span, coarse, bounds), Agrees)
-    assert isinstance(judge(span, replace(coarse, leaving=rows_of(packed(4), stretch)), bounds), Differs)
+    assert isinstance(judge(span, replace(coarse, leaving=rows_of(model, stretch, 5).roll(1, 0)), bounds), Differs)
 
 
 def test_bfloat16_is_judged_by_its_own_calibration(stretch: Stretch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +12,15 @@ import pytest
 import client.chain.chain
 from client import Result
 from client.base.options import GenerateOptions
-from client.chain.settle import SettledRows, differing_link
+from client.chain.audit import Sender
+from client.chain.sent_rows import SettledRows
+from client.chain.settle import differing_link
 from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
 from swarm.base.ids import TreeNodeId
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Reply, Rows, Snapshot, SweepFrame
+from swarm.protocol.session import CommittedToken
 from swarm.trust.evidence import Checked, load, spans_in, verify_signatures
 from tests.net.client.chain.test_repair import IDS, SAMPLED, SPARES, struck
 from tests.net.killable_nodes import CHAIN, KillableNodes
@@ -80,14 +82,14 @@ async def test_what_was_settled_stays_for_a_while_after_the_session(nodes: Killa
     result = await nodes.client.generate(IDS, **WITH_ROWS)
     assert result.proof is not None
     sent = load(result.proof.data).rows[1]
-    ids = tuple(map(TreeNodeId, sent.nodes))
+    ids = [CommittedToken(TreeNodeId(node), None, 0) for node in sent.nodes]
     chain, found = nodes.chains[-1], SettledRows()
     hop = chain.route.hops[1]
-    sender = SimpleNamespace(connection=chain._connection(hop), hop=hop, key=chain._key, codec=chain._want.codec)
+    sender = Sender(chain._connection(hop), hop, chain._key, chain._want.codec)
     rows = await found.sent(sender, ids)
     assert rows is not None
     assert bytes(rows.data) == sent.data
-    stranger = SimpleNamespace(**{**vars(sender), "key": SessionKey.fresh()})
+    stranger = replace(sender, key=SessionKey.fresh())
     assert await found.sent(stranger, ids) is None
     for node in nodes.nodes.values():
         while node.sessions.settled.give_way():
