@@ -59,7 +59,7 @@ class HopCommitments:
     @property
     def size_bytes(self) -> int:
         """Memory of leaves."""
-        return sum(stream.size_bytes for stream in (*self._received, *self._sent))
+        return sum([stream.size_bytes for stream in (*self._received, *self._sent)])
 
     def drop(self) -> None:
         """Give leaves up for want of memory."""
@@ -210,7 +210,7 @@ def _nodes_of(message: SweepFrame | Snapshot) -> Iterable[TreeNodeId]:
         first = message.sweep.first_id
         ids = range(first, first + len(message.sweep.parents))
     kept = message.kept
-    return (TreeNodeId(node) for place, node in enumerate(ids) if kept is None or kept[place])
+    return [TreeNodeId(node) for place, node in enumerate(ids) if kept is None or kept[place]]
 
 
 def show(asked: Show, commitments: HopCommitments, journal: KeptRows) -> ShowReply:

@@ -221,7 +221,7 @@ class SessionState:
         self.acked = max(self.acked, sweep.acked)
         self.sampling = sweep.sampling or self.sampling
         self._unanswered = {number: count for number, count in self._unanswered.items() if number > self.acked}
-        self._unanswered[sweep.sequence] = sweep.count
+        self._unanswered[sweep.sequence] = len(sweep.parents)
         return applied
 
     def check(self, sweep: Sweep) -> Applied:
@@ -240,7 +240,7 @@ class SessionState:
         named = len(self.names) if sweep.truncate_to is None else min(len(self.names), length // BLOCK_TOKENS)
         if sweep.names and named + len(sweep.names) > sweep.committed // BLOCK_TOKENS:
             raise RemoteProtocolError("names", f"of {named + len(sweep.names)} blocks in {sweep.committed} tokens")
-        appended = tuple(TreeNodeId(sweep.first_id + offset) for offset in range(sweep.count))
+        appended = tuple([TreeNodeId(sweep.first_id + offset) for offset in range(len(sweep.parents))])
         return Applied(sweep.truncate_to, path, survivors, appended, positions)
 
     def room(self, survivors: int, acked: int) -> int:
@@ -319,14 +319,15 @@ class SessionState:
             raise RemoteProtocolError("acked", f"{sweep.acked} of {self.sequence} sweeps")
         if sweep.first_id != self.next_id and not self._may_begin_at(sweep):
             raise RemoteProtocolError("first_id", f"{sweep.first_id}, but the next node is {self.next_id}")
-        if sweep.tokens and len(sweep.tokens) != sweep.count:
-            raise RemoteProtocolError("parents", f"{sweep.count} for {len(sweep.tokens)} tokens")
-        if not 0 <= sweep.picks_from - sweep.first_id <= sweep.count:
+        count = sweep.count
+        if sweep.tokens and len(sweep.tokens) != count:
+            raise RemoteProtocolError("parents", f"{count} for {len(sweep.tokens)} tokens")
+        if not 0 <= sweep.picks_from - sweep.first_id <= count:
             raise RemoteProtocolError("picks_from", f"{sweep.picks_from} is not one of this sweep's nodes")
         unanswered = self._counts_after(sweep.acked)
         if len(unanswered) >= self.limits.sweeps:
             raise RemoteProtocolError("sequence", f"more than {self.limits.sweeps} unanswered sweeps")
-        if sum(unanswered) + sweep.count > self.limits.nodes:
+        if sum(unanswered) + count > self.limits.nodes:
             raise RemoteProtocolError("tokens", f"more than {self.limits.nodes} unanswered nodes")
 
     def _may_begin_at(self, sweep: Sweep) -> bool:
@@ -357,13 +358,13 @@ class SessionState:
         return [count for number, count in self._unanswered.items() if number > acked]
 
     def _check_nodes(self, sweep: Sweep, survivors: tuple[TreeNodeId, ...], length: int) -> tuple[int, ...]:
-        if len(survivors) + sweep.count > self.limits.nodes:
+        if len(survivors) + len(sweep.parents) > self.limits.nodes:
             raise RemoteProtocolError("tokens", f"more than {self.limits.nodes} live nodes")
         alive = set(survivors)
         placed: dict[Parent, int] = {None: length - 1}
         siblings: set[tuple[Parent, int]] = set()
-        tokens = sweep.tokens or (None,) * sweep.count
-        if not all(0 <= token < self.limits.vocab_size for token in sweep.tokens):
+        tokens = sweep.tokens or (None,) * len(sweep.parents)
+        if sweep.tokens and not 0 <= min(sweep.tokens) <= max(sweep.tokens) < self.limits.vocab_size:
             raise RemoteProtocolError("tokens", f"one is outside the vocabulary of {self.limits.vocab_size}")
         for offset, (token, parent) in enumerate(zip(tokens, sweep.parents, strict=True)):
             if parent not in placed:
@@ -377,7 +378,7 @@ class SessionState:
             placed[TreeNodeId(sweep.first_id + offset)] = placed[parent] + 1
             if placed[parent] + 1 >= self.limits.window_tokens:
                 raise ContextFull(f"the session's window of {self.limits.window_tokens} tokens is full")
-        return tuple(placed[TreeNodeId(sweep.first_id + offset)] for offset in range(sweep.count))
+        return tuple([placed[TreeNodeId(sweep.first_id + offset)] for offset in range(len(sweep.parents))])
 
     def _sibling_after(self, sweep: Sweep, parent: Parent, token: int) -> TreeNodeId | None:
         """The surviving child of `parent` with this token, where None is the tip after the sweep's commit."""
@@ -402,7 +403,7 @@ class SessionState:
         self.live = kept
 
     def _append(self, sweep: Sweep, applied: Applied) -> None:
-        tokens = sweep.tokens or (None,) * sweep.count
+        tokens = sweep.tokens or (None,) * len(sweep.parents)
         for node, token, parent, position in zip(
             applied.appended, tokens, sweep.parents, applied.positions, strict=True
         ):

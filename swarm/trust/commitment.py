@@ -238,4 +238,4 @@ class CommittedStream:
 
 
 def _ids(nodes: Sequence[PlacedNode]) -> bytes:
-    return struct.pack(f">{len(nodes)}Q", *(at.node for at in nodes))
+    return struct.pack(f">{len(nodes)}Q", *[at.node for at in nodes])

@@ -323,7 +323,7 @@ class ModelSource(Source):
             Logits after the last one; None where its candidates, and the nodes below it, were kept.
         """
         session, state, sequence = self.session, self.session.state, self._sequence
-        known = common_prefix(tuple(token.token for token in state.committed), sequence)
+        known = common_prefix(tuple([token.told for token in state.committed]), sequence)
         search.has_read |= known == 0 or known < len(state.committed) - self._rereads
         confirmed: Parent = None
         if known == len(state.committed):

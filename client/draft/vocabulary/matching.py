@@ -278,7 +278,7 @@ class RetokenisedContext:
         return next(known, min(strings.by_id))
 
 
-def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+def common_prefix(ours: Sequence[int | None], theirs: Sequence[int]) -> int:
     """How many tokens two sequences have in common at their beginning."""
     least = min(len(ours), len(theirs))
     if ours[:least] == theirs[:least]:
