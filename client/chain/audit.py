@@ -210,6 +210,7 @@ class AuditOwner:
         make_key: makes keys.
         named: told of a machine that two others contradict.
         suspected: told of two machines of which nothing says which is wrong, or of one that keeps no rows.
+        doubt: how much a machine is doubted already, 0 to 1: its texts are audited that much more often.
     """
 
     dialer: Dialer
@@ -217,6 +218,7 @@ class AuditOwner:
     make_key: MakeKey
     named: Callable[[HopMisbehaved], None]
     suspected: Callable[[PeerId], None]
+    doubt: Callable[[PeerId], float] = lambda _: 0.0
 
 
 def coin(share: float) -> bool:
@@ -254,9 +256,13 @@ class Auditor:
     async def text_is_over(self, text: AuditedText) -> None:
         """Audit it beside whatever comes next, if the coin says so and no other one is audited now.
 
+        A route that is doubted has it said more often, up to always.
+
         Returns once the hops keep what they sent, so that the session may end: in most texts at once.
         """
-        if len(text.committed) < FEWEST or self._is_busy or not self._toss(self._share):
+        doubt = max(self._owner.doubt(hop.peer) for hop in text.route.hops)
+        share = self._share + (1 - self._share) * doubt
+        if len(text.committed) < FEWEST or self._is_busy or not self._toss(share):
             return
         self._is_busy, place = True, self._draw(len(text.route.hops))
         try:

@@ -329,6 +329,7 @@ def _auditor(dialer: Dialer, nearby: PeerLatency, scope: TaskScope, share: float
         partial(asyncio.to_thread, Identity.ephemeral),
         named=lambda error: nearby.lied(error.peer),
         suspected=partial(nearby.failed, is_hearsay=True),
+        doubt=nearby.doubts.of,
     )
     return Auditor(owner, scope, share) if share else None
 

@@ -27,8 +27,8 @@ WHOLE: Final = "whole"
 class VerifyText:
     """Compute once more what the machines of a text signed, and print who computed something else.
 
-    The exit status is 0 where all that could be computed agrees, 1 where something differs or a signature does not
-    hold, 2 where nothing could be decided.
+    The exit status is 0 where all that could be computed agrees, 1 where something differs, a signature does not hold,
+    or the file or the model cannot be used, 2 where nothing could be decided.
 
     Attributes:
         file: evidence of a text, as `client generate --proof` writes it.
@@ -80,18 +80,23 @@ def _loaded(name: str, found: Claims) -> RaggedModel:
     """
     import torch
 
+    from swarm.base.library_logging import bars_hidden
     from swarm.compute.ragged_batch import load_whole
     from swarm.files.fingerprint import model_identity
     from swarm.files.hub import find_model
     from swarm.protocol.numeric_class import NumericClass
 
-    whole = load_whole(name, torch.float32)
+    with bars_hidden():
+        whole = load_whole(name, torch.float32)
     own = model_identity(find_model(name)[0]).fingerprint
     if own != found.fingerprint:
         raise ModelMismatch(f"{name} is model {own[:12]}, the evidence is of {found.fingerprint[:12]}")
     theirs = NumericClass.parse(found.numeric_class)
     dtype = getattr(torch, "float32" if theirs is None else theirs.dtype, torch.float32)
-    return whole if dtype is torch.float32 else load_whole(name, dtype)
+    if dtype is torch.float32:
+        return whole
+    with bars_hidden():
+        return load_whole(name, dtype)
 
 
 def _show(findings: Sequence[JudgedClaim], console: Console) -> None:

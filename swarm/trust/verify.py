@@ -82,7 +82,7 @@ def in_words(verdict: Judgement) -> str:
     """A verdict for people."""
     match verdict:
         case Agrees():
-            return f"agrees: {verdict.count} at most {verdict.largest:.1e} off, {verdict.bound:.1e} is honest"
+            return f"agrees at {verdict.count} tokens: {verdict.largest:.1e} off at most, {verdict.bound:.1e} is honest"
         case Differs():
             where = ", ".join(map(str, verdict.places))
             more = " and more" if verdict.count > len(verdict.places) else ""

@@ -1,8 +1,8 @@
 """What runs between two accepts, in the client and three nodes: so many files, functions and calls.
 
-The bounds are what it takes today (71 files, 832 to 840 functions, 4,200 to 4,250 calls for a sweep) with some room for chance. A change
-lowers them; one that must raise them says in a decision what for (0093). They keep a token's way short enough to be read,
-which no cap on files or lines does.
+The bounds are what it takes today (71 files, 832 to 840 functions, 4,200 to 4,250 calls for a sweep) with some room for
+chance. A change lowers them; one that must raise them says in a decision what for (0093). They keep a token's way short
+enough to be read, which no cap on files or lines does.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def verified(claims: tuple[Claim, ...], **options: object) -> tuple[int, str]:
 def test_an_honest_text_agrees_machine_by_machine(claims: tuple[Claim, ...]) -> None:
     status, shown = verified(claims)
     assert status == AGREES
-    assert shown.count("agrees:") == 4
+    assert shown.count("agrees at") == 4
     assert "3 tokens were taken over" in shown
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from client.chain.audit import _compared_picks, _Picked, coin
+from client.chain.audit import AuditedText, Auditor, AuditOwner, _compared_picks, _Picked, coin
+from swarm.base.tasks import TaskScope
 from swarm.compute.gumbel import gumbel_row
 from swarm.protocol.messages import Sampling
-from swarm.trust.bounds import Agrees, Bounds, Differs, Unclear
+from swarm.trust.bounds import FEWEST, Agrees, Bounds, Differs, Unclear
 
 GREEDY, WARM = Sampling(0, 0.0), Sampling(5, 0.9)
 BOUNDS = Bounds("cpu-float32", "cpu-float32")
@@ -22,6 +25,23 @@ def test_the_coin_falls_as_often_as_it_should() -> None:
     assert abs(count - 1_000) < 6 * math.sqrt(1_000)
     assert not any(coin(0.0) for _ in range(1_000))
     assert all(coin(1.0) for _ in range(1_000))
+
+
+@pytest.mark.parametrize(("doubt", "share"), [(0.0, 0.02), (0.5, 0.51), (1.0, 1.0)])
+async def test_a_doubted_route_is_audited_more_often(doubt: float, share: float) -> None:
+    """As often as its most doubtful machine says; the coin alone decides."""
+    tossed: list[float] = []
+
+    def toss(chance: float) -> bool:
+        tossed.append(chance)
+        return False
+
+    route = SimpleNamespace(hops=[SimpleNamespace(peer=peer) for peer in ("a", "b", "c")])
+    text = cast("AuditedText", SimpleNamespace(route=route, committed=[None] * FEWEST))
+    owner = cast("AuditOwner", SimpleNamespace(doubt={"a": 0.0, "b": doubt, "c": 0.0}.__getitem__))
+    async with TaskScope() as scope:
+        await Auditor(owner, scope, 0.02, toss).text_is_over(text)
+    assert tossed == [pytest.approx(share)]
 
 
 def picked(token: int, sampling: Sampling = GREEDY, best: dict[int, float] | None = None) -> _Picked:
