@@ -42,7 +42,7 @@ from swarm.base.errors import (
 )
 from swarm.base.layers import Span
 from swarm.base.tasks import TaskScope
-from swarm.compute.grammars import LEASE_FIELD, LeaseExceeded
+from swarm.compute.grammars import LEASE_FIELD, CompiledGrammar, LeaseExceeded
 from swarm.compute.kv_cache import KvCache
 from swarm.compute.kv_pool import KvBlock, KvPool, NamedText
 from swarm.compute.row_codec import check_width
@@ -78,6 +78,7 @@ from swarm.protocol.messages import (
     SweepFrame,
     Tell,
 )
+from swarm.protocol.pick_rules import Grammar
 from swarm.protocol.session import CommittedToken
 from swarm.protocol.told import Told
 from swarm.trust.settlement import Settlement
@@ -293,7 +294,8 @@ class HopSession:
         self._ready_behind: Ready | None = None
         self._running: SweepRun | None = None
         self._shelf = shelf
-        self._tail = Tail(self.log, partial(context.compile, self.span, account) if self._is_tail else None)
+        self._tail = Tail(self.log, self._compile if self._is_tail else None)
+        self._asker = account  # who pays for grammars
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
         self._adopted, self._sealed = 0, b""
@@ -481,8 +483,12 @@ class HopSession:
         self._go_on_if_told()
         self.commitments.received(snapshot, self.log.received)
 
-    def tell(self, tell: Tell) -> None:
+    def tell(self, tell: Tell, address: str) -> None:
         """The session's client says what a sweep holds, which the chain does not bring (P17).
+
+        Args:
+            tell: what it says.
+            address: of the client, who pays for grammars, since no machine before this one sees any.
 
         Raises:
             RemoteProtocolError: this hop does not ask it.
@@ -491,6 +497,7 @@ class HopSession:
             raise RemoteProtocolError("tell", "comes to a machine that has its tokens from the chain")
         if self.is_closed:
             return
+        self._asker = address
         try:
             self._check_grammar(tell.sampling)
             is_news = self.log.hear(tell)
@@ -523,7 +530,10 @@ class HopSession:
 
     def _check_grammar(self, sampling: Sampling | None) -> None:
         if sampling is not None and sampling.rules is not None and sampling.rules.grammar is not None:
-            self._context.admission.check_grammar(self.account)
+            self._context.admission.check_grammar(self._asker)
+
+    async def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        return await self._context.compile(self.span, self._asker, grammar)
 
     def _refused(self, error: SwarmError) -> FrameRefused:
         self._context.counters.failed(error)
@@ -594,7 +604,7 @@ class HopSession:
             await self.file()
         except SwarmError as error:
             if isinstance(error, LeaseExceeded):
-                self._context.admission.grammar_exceeded(self.account)
+                self._context.admission.grammar_exceeded(self._asker)
             self._upstreams.report(self._discreet(error))
             self.close(str(error))
         finally:
@@ -705,7 +715,7 @@ class HopSession:
             self._answer(self._tail.reply(run, times), self.log.received.acked)
             self.commitments.answered()
             return
-        kept = None if len(run.work.run) == len(sweep.tokens) else run.kept
+        kept = None if len(run.work.run) == sweep.count else run.kept
         if self._next is not None:
             passed = sweep.structure() if self._attach.open.ends_only else sweep
             self._next.push(SweepFrame(passed, kept, run.rows, times))

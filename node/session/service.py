@@ -214,7 +214,7 @@ class NodeService:
         waiting.close()
         try:
             async with TaskScope() as scope:
-                scope.spawn(self._hear(requests, hop))
+                scope.spawn(self._hear(requests, hop, address))
                 scope.spawn(_send_pings(hop.replies))
                 out = TimedWriter(context, self._context.uplink)
                 async for message in hop.replies.stream(request.acked):
@@ -235,7 +235,7 @@ class NodeService:
             refusal = str(error)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
 
-    async def _hear(self, requests: AsyncIterator[bytes], hop: HopSession) -> None:
+    async def _hear(self, requests: AsyncIterator[bytes], hop: HopSession, address: str) -> None:
         """What the client says on a reply stream (P17); each ping comes back with its nonce: when it was sent."""
         try:
             async for data in requests:
@@ -243,7 +243,7 @@ class NodeService:
                     case Pong(nonce=nonce):
                         hop.replies.measured(max(time.perf_counter_ns() - nonce, 0) / 1e6)
                     case Tell() as tell:
-                        hop.tell(tell)
+                        hop.tell(tell, address)
                     case _:
                         pass
         except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
