@@ -1,4 +1,4 @@
-"""How far below the best score may an honest pick lie when its final row is checked, and how soon is a liar named?
+"""How far below the best score may an honest pick lie?
 
 In one process, on the bundled demo target or another model. Final rows of passages are computed once. A tail picks from
 them in sweeps of 33 rows; a checker repeats each pick from the same row, alone, on other threads, by other products. In

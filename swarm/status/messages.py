@@ -193,10 +193,10 @@ class Metrics:
         kv_tokens_free: KV tokens that no session has reserved.
         kv_tokens_total: KV tokens for all sessions together.
         sessions: open now.
-        preferred_sessions: those of them whose owners its operator prefers; None from older nodes.
         sweep_ms: (tree nodes, ms per sweep), measured when the span was loaded.
         device_memory_bytes: in use on the device; None where it is unknown.
         device_temperature_c: None where it is unknown.
+        preferred_sessions: sessions whose owners its operator prefers; None from older nodes.
     """
 
     stamp: Stamped
@@ -217,9 +217,9 @@ class Metrics:
     sweep_ms: Annotated[
         tuple[tuple[Annotated[int, Within(1, MAX_SWEEP_ROWS)], TimeMs], ...], Size(MAX_SPEEDS), RISING_PAIRS
     ]
-    preferred_sessions: WholeCount | None = None
     device_memory_bytes: WholeCount | None = None
     device_temperature_c: Annotated[float, Within(-273.15, 1_000.0)] | None = None
+    preferred_sessions: WholeCount | None = None
 
     def check(self) -> None:
         """Refuse more room than there is.
