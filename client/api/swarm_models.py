@@ -112,10 +112,15 @@ class ModelBackend:
             self._keeping = scope.spawn(self._keep(), "link")
 
     async def ready(self) -> None:
-        """Return when it was found, could not be, or takes too long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(OPENING_S):
-                await self.backend.link.tried.wait()
+        """Return when it was found, could not be, or takes too long; whoever waits for it uses it."""
+        self.users += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(OPENING_S):
+                    await self.backend.link.tried.wait()
+        finally:
+            self.users -= 1
+            self.used_at = self._clock()
 
     async def close(self) -> None:
         """Give up its link, its sessions and its draft."""

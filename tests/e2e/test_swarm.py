@@ -129,16 +129,17 @@ import asyncio, sys
 import grpc.aio
 from client import AsyncSwarm, Swarm
 
-async def notebook(model, draft, peer):
+async def notebook(model, draft, peer, check_picks):
+    checks = {"check_picks": float(check_picks)}
     channel = grpc.aio.insecure_channel("127.0.0.1:1")  # gRPC in use, and a loop that runs
-    with Swarm.connect(model, peers=[peer], draft=draft, threads=1) as swarm:
+    with Swarm.connect(model, peers=[peer], draft=draft, threads=1, **checks) as swarm:
         pieces = list(swarm.stream("It was a dark night", max_new_tokens=16, seed=7, temperature=0.8, top_p=0.95))
         result = pieces[-1].result
         assert "".join(piece.text for piece in pieces) == result.text == swarm.generate(
             "It was a dark night", max_new_tokens=16, seed=7, temperature=0.8, top_p=0.95, nodes=0).text
         for piece in swarm.stream("It was", max_new_tokens=64):
             break  # leaves the stream early
-    async with AsyncSwarm.connect(model, peers=[peer], draft=draft) as swarm:
+    async with AsyncSwarm.connect(model, peers=[peer], draft=draft, **checks) as swarm:
         again = await swarm.generate("It was a dark night", max_new_tokens=16, seed=7, temperature=0.8, top_p=0.95)
         assert again.tokens == result.tokens and again.finish_reason == "length"
     await channel.close()
@@ -162,16 +163,19 @@ def test_a_reader_that_goes_ends_the_text_quietly(running: Running, bare_target:
     assert within(GONE_S, lambda: running.sessions() == 0)
 
 
-def test_the_library_in_a_running_loop_never_opens_the_targets_weights(running: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize("check_picks", [0, 1])
+def test_the_library_in_a_running_loop_opens_the_targets_weights_for_its_checks_alone(
+    running: Running, tmp_path: Path, check_picks: int
+) -> None:
     target, draft = (Path(shutil.copytree(model, tmp_path / model.name)) for model in (TARGET, DRAFT))
     (tmp_path / f"{SCRIPT}.py").write_text(LIBRARY)
-    arguments = (SCRIPT, str(target), str(draft), running.peer)
+    arguments = (SCRIPT, str(target), str(draft), running.peer, str(check_picks))
     with opened(target / "model.safetensors") as of_target, opened(draft / "model.safetensors") as of_draft:
         done = run(*arguments, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "fine\n"
         assert of_draft() > 0
-        assert of_target() == 0
+        assert (of_target() > 0) == (check_picks > 0)
 
 
 INTERRUPTED = """

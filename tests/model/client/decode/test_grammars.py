@@ -234,7 +234,9 @@ async def test_a_tail_that_does_not_compile_it_says_so(client: AsyncSwarm, monke
         return await compiled(compiler, grammar, owner)
 
     monkeypatch.setattr(GrammarCompiler, "compile", picky)
-    with pytest.raises((ConfigError, RemoteProtocolError, Exception), match=r"grammar: refused by node .*: was refused"):
+    with pytest.raises(
+        (ConfigError, RemoteProtocolError, Exception), match=r"grammar: refused by node .*: was refused"
+    ):
         await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", "[a-z]+ never seen"))
     assert (await client.generate(IDS, max_new_tokens=2)).tokens
 
