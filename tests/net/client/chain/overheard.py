@@ -141,9 +141,9 @@ def overheard(monkeypatch: pytest.MonkeyPatch) -> Overheard:
         made.said.append(message)
         send(upstream, message)
 
-    def telling(hop: HopSession, message: Tell) -> None:
+    def telling(hop: HopSession, message: Tell, address: str) -> None:
         made.tells.append(message)
-        tell(hop, message)
+        tell(hop, message, address)
 
     def attaching(hop: HopSession, upstream: UpstreamStream, attach: Attach, sender: str) -> None:
         if 0 < hop._attach.index < len(hop._attach.route) - 1:
