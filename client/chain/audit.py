@@ -241,7 +241,7 @@ class Auditor:
         toss: Callable[[float], bool] = coin,
         draw: Callable[[int], int] = secrets.randbelow,
     ) -> None:
-        """Have audited nothing.
+        """Make an auditor; no text was audited yet.
 
         Args:
             scope: owns the work.

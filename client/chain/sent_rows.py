@@ -23,7 +23,7 @@ from swarm.trust.commitment import ROW, Committed, PlacedNode, first_head, leaf,
 from swarm.trust.settlement import SettledStream, Settlement, opened
 
 TEXTS_KEPT = 4
-"""Whose leaves are known: one is audited at a time."""
+"""Texts whose leaves are kept in memory, at most; only one is audited at a time."""
 
 
 class SettledRows:

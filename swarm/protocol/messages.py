@@ -656,7 +656,7 @@ class Tell:
         ids: [n] its nodes, rising.
         tokens: [n] their token ids.
         sampling: as in `Sweep`, in the last part.
-        want: likewise.
+        want: as in `Sweep`, in the last part.
         guesses: as in `Sweep`, in whichever part.
         has_more: another part of it follows.
     """

@@ -35,7 +35,7 @@ class Told:
     """
 
     def __init__(self, *, is_new: bool) -> None:
-        """Have heard nothing.
+        """Begin with no tells received.
 
         Args:
             is_new: the session begins, so nothing came before its first sweep.

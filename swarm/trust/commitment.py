@@ -180,7 +180,7 @@ def first_head(session: SessionId, since: int, sender: str, receiver: str) -> by
     Args:
         since: generation in which it was attached.
         sender: peer id; empty for the client.
-        receiver: likewise.
+        receiver: peer id; empty for the client.
     """
     packed: bytes = msgpack.packb([session, since, sender, receiver])
     return hashlib.sha256(_STREAM + packed).digest()
@@ -199,7 +199,7 @@ class CommittedStream:
         session: whose stream it is.
         since: generation in which it was attached.
         sender: peer id; empty for the client.
-        receiver: likewise.
+        receiver: peer id; empty for the client.
         head: of all messages.
         count: how many there were.
         messages: all of them, in order; empty once `is_dropped`.
