@@ -20,6 +20,8 @@ from client.api.context import ApiContext, ApiSettings
 from client.api.errors import ApiError, as_api_error, invalid
 from client.api.guard import OF_DESKTOP, ApiGuard, refusal
 from client.api.openai import chat, completions, models
+from client.api.proofs import HEADER as PROOF
+from client.api.proofs import routes as proof_routes
 from client.api.request_fields import HEADER as LEFT_OUT
 from client.api.responses import routes as responses
 from swarm.base.errors import SwarmError
@@ -29,6 +31,7 @@ Routes = Callable[[ApiContext], APIRouter]
 DIALECTS: Final[Sequence[Routes]] = (
     site.health_routes,
     site.reference_routes,
+    lambda context: proof_routes(context.proofs, context.caller),
     models.routes,
     chat.routes,
     completions.routes,
@@ -86,7 +89,7 @@ def build_app(models: Models, settings: ApiSettings | None = None, more: Sequenc
         allow_origin_regex=OF_DESKTOP,
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=[LEFT_OUT],
+        expose_headers=[LEFT_OUT, PROOF],
     )
     return app
 

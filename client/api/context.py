@@ -13,7 +13,10 @@ from typing import Final
 from starlette.requests import Request
 
 from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, ChatJob, Delta, Finished, Job, ModelCard, Models
-from client.api.errors import ApiError, server_leaves, unknown_model
+from client.api.errors import ApiError, invalid, server_leaves, unknown_model
+from client.api.proofs import PATH as PROOFS
+from client.api.proofs import SCOPE as PROOF
+from client.api.proofs import ProofShelf, asked_proof
 from client.api.request_fields import LeftOutLog
 from client.base.stats import TokenLogProbs
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
@@ -133,6 +136,7 @@ class ApiContext:
     settings: ApiSettings
     requests: RequestCounts = field(default_factory=RequestCounts)
     left_out: LeftOutLog = field(default_factory=LeftOutLog)
+    proofs: ProofShelf = field(default_factory=ProofShelf)
 
     def caller(self, request: Request) -> ApiCaller:
         """Who asks; `client.api.guard` has checked the key."""
@@ -201,8 +205,16 @@ class ModelContext:
             SwarmError: as `Backend.run`.
         """
         self.say_left_out(job, request)
+        caller = self.api.caller(request)
+        asked, name = asked_proof(request), request_id(request) or ""
+        if asked == "none":
+            events = self.backend.run(job, caller)
+        else:
+            request.scope[PROOF].append(PROOFS + name)
+            proved = replace(job, options={**job.options, "proof": asked})
+            events = self.api.proofs.watch(self.backend.run(proved, caller), name, caller)
         async with while_there(request):
-            return await self.start(job, self.api.caller(request))
+            return await _started(events)
 
     def say_left_out(self, job: Job, request: Request) -> None:
         """Have the answer's header say what the job goes without."""
@@ -211,14 +223,7 @@ class ModelContext:
 
     async def start(self, job: Job, caller: ApiCaller) -> StartedAnswer:
         """The same for a caller that nobody watches."""
-        events = self.backend.run(job, caller)
-        try:
-            begun = await anext(events)
-        except BaseException:
-            await events.aclose()
-            raise
-        assert isinstance(begun, Begun), "a run begins with Begun"
-        return StartedAnswer(begun, events)
+        return await _started(self.backend.run(job, caller))
 
     async def read(self, job: Job, request: Request, take: Callable[[AnswerEvent], None]) -> Finished:
         """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
@@ -231,6 +236,16 @@ class ModelContext:
                 end = event if isinstance(event, Finished) else None
         assert end is not None, "a run ends with Finished or an error"
         return end
+
+
+async def _started(events: AsyncGenerator[AnswerEvent, None]) -> StartedAnswer:
+    try:
+        begun = await anext(events)
+    except BaseException:
+        await events.aclose()
+        raise
+    assert isinstance(begun, Begun), "a run begins with Begun"
+    return StartedAnswer(begun, events)
 
 
 def reasoning_tokens(delta: Delta) -> int:
@@ -356,6 +371,8 @@ class StartedAnswers:
 
 async def begin_all(context: ModelContext, jobs: Sequence[Job], request: Request) -> StartedAnswers:
     """Start the first job and wait until its prompt was taken; errors as of `ApiContext.begin`."""
+    if len(jobs) > 1 and asked_proof(request) != "none":
+        raise invalid("A proof is of one answer: ask for it without 'n'.", "n")
     return StartedAnswers(context, jobs, context.api.caller(request), await context.begin(jobs[0], request))
 
 

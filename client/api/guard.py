@@ -17,6 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from client.api.context import REQUEST_ID, ApiSettings, RequestCounts, api_key, request_id, speaks_anthropic
 from client.api.errors import ApiError, ErrorForm, error_body, form_of, invalid
+from client.api.proofs import SCOPE as PROOF
+from client.api.proofs import header as proof_header
 from client.api.request_fields import SCOPE as LEFT_OUT
 from client.api.request_fields import header as left_out_header
 from swarm.status.http import HEADERS
@@ -49,12 +51,13 @@ class ApiGuard:
             return
 
         scope[REQUEST_ID] = name = f"req_{secrets.token_hex(12)}"
-        scope[LEFT_OUT] = []
+        scope[LEFT_OUT], scope[PROOF] = [], []
         named = [(header, name.encode()) for header in _ID_HEADERS]
 
         async def secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS, *named, *left_out_header(scope)]}
+                told = (*named, *left_out_header(scope), *proof_header(scope))
+                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS, *told]}
                 self._requests.add(form_of(scope["path"]), message["status"])
             elif is_head:
                 message = {**message, "body": b""}

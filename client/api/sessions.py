@@ -58,6 +58,7 @@ class LentSession:
         sequence: token ids that its machines hold.
         was_kept: whether an earlier request opened it.
         is_good: whether it may be kept; whoever uses it says so at the end.
+        is_proved: whether it holds one text alone, which is to be proved.
     """
 
     held: HeldContext[Session]
@@ -67,6 +68,7 @@ class LentSession:
     sequence: tuple[int, ...] = ()
     was_kept: bool = False
     is_good: bool = False
+    is_proved: bool = False
     idle_since: float = field(default=0.0)
 
     def fits(self, prompt_tokens: int, nodes: int) -> bool:
@@ -124,15 +126,15 @@ class SessionPool:
     async def lend(self, state: GenerationState, owner: str) -> AsyncIterator[tuple[LentSession, ComingPrompt]]:
         """A session for a generation: a kept one that shares its prompt's beginning, else a new one.
 
-        It is kept afterwards where `is_good` was set, else closed. With the first token `is_held` is to be set, so that
-        requests with the same opening go on.
+        A text that is to be proved gets one of its own. Any other is kept afterwards where `is_good` was set, else
+        closed. With the first token `is_held` is to be set, so that requests with the same opening go on.
 
         Raises:
             RouteError: nobody serves some layers.
             HopError: no machine takes the session.
         """
-        lent = self._shared(state, owner)
-        if lent is None:
+        lent = None if state.is_proved else self._shared(state, owner)
+        if lent is None and not state.is_proved:
             await self._wait_for_opening(state, owner)
         coming = ComingPrompt(owner, state.prompt)
         self._coming.append(coming)
@@ -193,7 +195,7 @@ class SessionPool:
         """The window of a new session, and the least that will do."""
         limit = self.opener.target.max_positions
         most = len(state.prompt) + max_new_tokens
-        window = FIRST_WINDOW_TOKENS
+        window = most if state.is_proved else FIRST_WINDOW_TOKENS  # one session proves one text
         while window < len(state.sequence) * 3 // 2 or window <= larger_than:
             window *= 2
         return (window, most) if limit is None else (min(window, limit), min(most, limit))
@@ -225,11 +227,11 @@ class SessionPool:
 
     async def _open(self, window_tokens: int, state: GenerationState, owner: str) -> LentSession:
         held: HeldContext[Session] = HeldContext(self._scope)
-        beginning = Beginning(state.sequence, state.max_new_tokens, self._secret(owner))
+        beginning = Beginning(state.sequence, state.max_new_tokens, self._secret(owner), state.is_proved)
         session = await held.open(self.opener.open(window_tokens, state.nodes, beginning))
         self.opened += 1
         self.begun += bool(session.held)
-        return LentSession(held, session, state.nodes, owner)
+        return LentSession(held, session, state.nodes, owner, is_proved=state.is_proved)
 
     def _secret(self, owner: str) -> bytes:
         """Of all who may use what others of them had computed: a key's own, or everyone's here."""
@@ -265,7 +267,7 @@ class SessionPool:
         return best
 
     async def _take_back(self, lent: LentSession) -> None:
-        if not lent.is_good or self._limits.kept == 0:
+        if not lent.is_good or lent.is_proved or self._limits.kept == 0:
             await lent.held.close()
             return
         lent.idle_since = self._clock()

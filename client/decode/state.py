@@ -154,6 +154,11 @@ class GenerationState:
         return self.policy.max_tree_nodes if self.max_new_tokens > 1 else 0
 
     @property
+    def is_proved(self) -> bool:
+        """Whether its text is to be proved."""
+        return bool(self.options.get("proof", "none") != "none")
+
+    @property
     def sequence(self) -> tuple[int, ...]:
         """Every certain token."""
         return (*self.prompt, *self.text.tokens)

@@ -245,7 +245,7 @@ class AsyncSwarm:
 
     async def _once(self, state: GenerationState) -> AsyncGenerator[Piece, None]:
         """Run one generation in a session of its own."""
-        beginning = Beginning(state.prompt, state.max_new_tokens, is_proved=state.options.get("proof") != "none")
+        beginning = Beginning(state.prompt, state.max_new_tokens, is_proved=state.is_proved)
         window = len(state.prompt) + state.max_new_tokens
         async with self._opener.open(window, state.nodes, beginning) as session:
             async for piece in session.run(state):

@@ -253,15 +253,14 @@ class Session:
 
     async def _proof(self, state: GenerationState) -> Proof | None:
         """What the text proves, where that was asked for. Machines that do not sign are avoided for a while."""
-        wanted = state.options.get("proof", "none")
-        if wanted == "none":
+        if not state.is_proved:
             return None
         if not self.chain.keeps_log:
             return Proof(b"", problems=("a conversation is not proved: ask for one text, without a chat",))
         tokens, resumed = state.text.tokens, state.resumed_tokens
         prompt, answer = (*state.prompt, *tokens[:resumed]), tokens[resumed:]
         try:
-            made = await self.chain.prove(prompt, answer, with_rows=wanted == "rows")
+            made = await self.chain.prove(prompt, answer, with_rows=state.options["proof"] == "rows")
         except EvidenceError as error:
             return Proof(b"", problems=(f"no proof: {error}",))
         for peer, _ in made.refused:
@@ -474,10 +473,12 @@ class SessionOpener:
             if beginning is not None:
                 names = BlockNames(beginning.secret or self.secret)
                 names.extend(beginning.tokens[:-1])  # the last one's pick is wanted
-                known, holders = self.known.longest(names.names)
+                is_proved = beginning.is_proved  # of rows that machines hold from before, nobody signs anything
+                known, holders = (0, ()) if is_proved else self.known.longest(names.names)
                 new_tokens = min(beginning.new_tokens, EXPECTED_TOKENS)
                 expected = len(beginning.tokens) + new_tokens + 2 * room.nodes
-                room = _SessionNeeds(window_tokens, room.nodes, borders(names.names, known), expected, holders)
+                asked = () if is_proved else borders(names.names, known)
+                room = _SessionNeeds(window_tokens, room.nodes, asked, expected, holders)
             made = await self._opened(scope, room)
             walk = self._walk(made.chain, beginning, names)
             if beginning is not None and beginning.is_proved:

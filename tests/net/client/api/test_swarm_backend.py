@@ -7,10 +7,12 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from rich.console import Console
 
 import client.api.sessions
 from client import AsyncSwarm
@@ -24,6 +26,10 @@ from client.decode.state import GenerationState
 from client.dialogue.messages import ContentDelta, Message
 from swarm.base.errors import ConfigError, ContextFull
 from swarm.base.tasks import TaskScope
+from swarm.commands.verify import VerifyText, verify_text
+from swarm.demo import TARGET
+from swarm.trust.claims import read_claims
+from swarm.trust.verify import AGREES
 from tests.net.raw_client import info
 from tests.net.three_nodes import ThreeNodes, prompt, three_nodes, until_freed
 
@@ -113,6 +119,26 @@ async def test_a_shared_beginning_does_not_travel_again(running: Running) -> Non
     assert second.stats.reused_tokens >= first.prompt_tokens - 2
     alone = await running.nodes.client.generate(prompt + "She", **OPTIONS)
     assert second.tokens == alone.tokens
+
+
+async def test_a_proved_answer_has_a_session_of_its_own(running: Running, tmp_path: Path) -> None:
+    prompt = "Once upon a time there was a captain who had lost his boat in the dark of a long night at sea. " * 3
+    sessions = running.backend.link.sessions
+    assert sessions is not None
+    alone = end_of(await events(running.backend, TextJob(prompt, OPTIONS))).result
+    idle, opened = sessions.idle, sessions.opened
+    options: GenerateOptions = {**OPTIONS, "proof": "rows"}
+    found = end_of(await events(running.backend, TextJob(prompt, options))).result
+    assert found.tokens == alone.tokens
+    assert found.stats.reused_tokens == 0, "machines sign nothing of rows that they held before"
+    assert (sessions.idle, sessions.opened) == (idle, opened + 1)
+    assert found.proof is not None
+    assert (found.proof.problems, found.proof.unsigned) == ((), ())
+    assert found.proof.signed_tokens == len(alone.tokens)
+    file = tmp_path / "proof"
+    file.write_bytes(found.proof.data)
+    console = Console(record=True, width=200)
+    assert verify_text(VerifyText(file, str(TARGET)), console, read_claims) == AGREES, console.export_text()
 
 
 async def test_a_long_text_goes_on_in_a_larger_window(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

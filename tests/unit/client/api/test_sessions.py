@@ -69,6 +69,7 @@ class FakeState:
     prompt: Sequence[int]
     max_new_tokens: int = 50
     nodes: int = 16
+    is_proved: bool = False
 
     @property
     def sequence(self) -> Sequence[int]:
