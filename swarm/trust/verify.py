@@ -70,6 +70,11 @@ def verify(span: RaggedModel, claims: Iterable[Claim]) -> Iterator[JudgedClaim]:
         yield JudgedClaim(claim, _judged(span, claim))
 
 
+def undecided(claims: Iterable[Claim], reason: str) -> list[JudgedClaim]:
+    """Claims of which nothing follows here."""
+    return [JudgedClaim(claim, Unclear(claim.missing or reason)) for claim in claims]
+
+
 def exit_status(findings: Iterable[JudgedClaim]) -> int:
     """`DIFFERS` where any claim does, `AGREES` where one agrees and none differs, else `UNDECIDED`."""
     kinds = {type(finding.verdict) for finding in findings}
