@@ -20,7 +20,7 @@ from swarm.compute.weights.format import computes_bfloat16
 from swarm.trust.bounds import Agrees, Differs
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.model.gguf_files import TinyGguf
-from tests.net.three_nodes import engine_of, until
+from tests.net.three_nodes import engine_of, service_of, until
 
 __test__ = computes_bfloat16(torch.device("cpu"))  # elsewhere such files are multiplied in float32
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
@@ -110,5 +110,5 @@ async def test_a_hop_of_other_rows_is_named(here: InProcessSwarm, monkeypatch: p
     assert isinstance(audit.verdict, Differs)
     assert len(audit.asked) == 2
     assert audit.named is not None
-    (liar,) = [node for node in here.nodes if engine_of(node).model is liars[0]]
+    (liar,) = [node for node in here.nodes if service_of(node).sessions._context.model is liars[0]]
     assert audit.named == liar.peer_id
