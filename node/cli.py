@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
+import swarm.cli
 from node.life import nodejs
 from node.life.autostart.recorder import NodeRecorder
 from node.life.autostart.service import InstallService, UninstallService, install, this_machine, uninstall
@@ -24,6 +25,7 @@ from node.life.kept_files import ShowFiles, files
 from node.model.config import ServeConfig
 from swarm.base.cli import make_console
 from swarm.base.errors import ConfigError, RegistryError
+from swarm.base.layers import Span
 from swarm.base.logs import OneLineFormatter, set_up_logging
 from swarm.base.process_limits import raise_file_limit
 from swarm.base.program import exit_code
@@ -36,6 +38,9 @@ from swarm.directory.joining.lan_choice import NOT_ASKED, can_ask, with_lan
 from swarm.directory.joining.remembered import SwarmMemory
 from swarm.directory.joining.resolve import SwarmFinder, with_swarm
 from swarm.doctor.options import Doctor
+
+if TYPE_CHECKING:
+    from swarm.compute.ragged_batch import RaggedModel
 
 _NONE_BEFORE_TLS_1_3 = "ECDHE-RSA-AES128-GCM-SHA256"
 """gRPC takes no lowest version, and its list is of TLS 1.2's suites only: none that goes with a node's certificate."""
@@ -54,6 +59,17 @@ COMMANDS: Final[Mapping[str, type]] = {
 def main() -> None:
     """Run the command line; errors are one line and a non-zero exit."""
     sys.exit(exit_code("node", _main))
+
+
+def swarm_main() -> None:
+    """Run the command `swarm`, whose `verify` computes as nodes do."""
+
+    def load(name: str, numeric_class: str, layers: Span | None) -> RaggedModel:
+        from node.model.in_class import load_in_class  # brings torch, which nothing else there needs
+
+        return load_in_class(name, numeric_class, layers)
+
+    swarm.cli.main(load)
 
 
 def _main() -> int:

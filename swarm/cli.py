@@ -29,7 +29,7 @@ from swarm.base.tasks import TaskScope
 from swarm.commands.plan import ShowPlan, plan
 from swarm.commands.private_swarm import Private, private
 from swarm.commands.route import ShowRoute, route, short
-from swarm.commands.verify import VerifyText, verify_text
+from swarm.commands.verify import LoadInClass, VerifyText, load_plain, verify_text
 from swarm.directory.coverage import Coverage, cover, fill_lines, serve_line, shown_address
 from swarm.directory.dht.addresses import OPEN_SWARM, Membership
 from swarm.directory.dht.registry import DhtConfig, DhtRegistry
@@ -160,16 +160,20 @@ AnyCommand = (
 _Looking = TypeVar("_Looking", ShowStatus, ShowRoute, ShowPlan, Health, Top)
 
 
-def main() -> None:
-    """Entry point."""
-    sys.exit(exit_code("swarm", _main))
+def main(load: LoadInClass = load_plain) -> None:
+    """Entry point.
+
+    Args:
+        load: loads what `verify` recomputes by; `node.cli` gives a node's own loader.
+    """
+    sys.exit(exit_code("swarm", partial(_main, load)))
 
 
-def _main() -> int:
+def _main(load: LoadInClass) -> int:
     command = read_command("swarm", ABOUT, COMMANDS)
     set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
     raise_file_limit()
-    return _carry_out(command, make_console(soft_wrap=True))
+    return _carry_out(command, make_console(soft_wrap=True), load)
 
 
 def run(command: AnyCommand) -> int:
@@ -177,7 +181,7 @@ def run(command: AnyCommand) -> int:
     return exit_code("swarm", lambda: _carry_out(command, make_console(soft_wrap=True)))
 
 
-def _carry_out(command: AnyCommand, console: Console) -> int:  # noqa: C901 - a table of commands
+def _carry_out(command: AnyCommand, console: Console, load: LoadInClass = load_plain) -> int:  # noqa: C901 - a table of commands
     memory = SwarmMemory.of_user()
     match command:
         case Bootstrap():
@@ -205,7 +209,7 @@ def _carry_out(command: AnyCommand, console: Console) -> int:  # noqa: C901 - a 
         case Doctor():
             return _doctor(command, console)
         case VerifyText():
-            return _verify(command, console)
+            return _verify(command, console, load)
     return 0
 
 
@@ -305,10 +309,10 @@ def _doctor(command: Doctor, console: Console) -> int:
     return run_doctor(command, console)
 
 
-def _verify(command: VerifyText, console: Console) -> int:
+def _verify(command: VerifyText, console: Console, load: LoadInClass) -> int:
     from swarm.trust.claims import read_claims  # brings torch, which nothing else here needs
 
-    return verify_text(command, console, read_claims)
+    return verify_text(command, console, read_claims, load)
 
 
 async def _until(stop: asyncio.Event, registry: DhtRegistry) -> None:

@@ -4,7 +4,11 @@ In one process, on the bundled target: three spans of four layers. What enters a
 sweeps, as a chain makes it; the span's rows are then recomputed in chunks, as an audit does, and judged.
 
     python -m benchmarks audits --seed 1 --seconds 200 --json 1.json    # a piece: honest rows of that seed
-    python -m benchmarks audits --pieces 1.json 2.json … --record       # all of them, liars, and what audits take
+    python -m benchmarks audits --gguf FILE --json 2.json               # the same of a file that is multiplied as it is
+    python -m benchmarks audits --gguf FILE --pieces 1.json 2.json … --record   # all of them, liars, what audits take
+
+The last needs a processor that computes in bfloat16. Another kind of processor is stood for by the order of sums of
+the class that promises no texts.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, pairwise, product
 from pathlib import Path
@@ -28,26 +32,27 @@ from tokenizers import Tokenizer
 
 from benchmarks.sheet import Recording, Sheet
 from node.model.checkpoint import open_checkpoint
+from node.model.in_class import load_in_class
 from node.model.packed_span import load_packed
 from swarm.base.cli import make_console
 from swarm.base.ids import TreeNodeId
 from swarm.base.layers import Span
 from swarm.compute.kv_cache import KvCache
+from swarm.compute.ordered_rows import unordered
 from swarm.compute.ragged_batch import RaggedModel, SessionRows, load_whole
 from swarm.compute.sampling import pick
 from swarm.compute.weights.format import WeightFormat
 from swarm.demo import PASSAGES, TARGET
+from swarm.files.hub import find_model
 from swarm.protocol.messages import Sampling
 from swarm.trust.bounds import Agrees, Bounds, Differs, Judgement
 from swarm.trust.replay import Pick, Stretch, calibrate, judge, replayed
 
-SPANS: Final = (Span(0, 4), Span(4, 8), Span(8, 12))
-MIDDLE, TAIL = SPANS[1], SPANS[2]
 TOKENS: Final = 192
 """Of a text."""
 TOGETHER: Final = 16
 """Texts that run in one forward, as sessions of one machine do."""
-SWEEPS: Final = (1, 8, 64, 8, 64, 192)
+SWEEPS: Final = (64, 8, 192, 1, 64, 8)
 PROMPT: Final = 32
 """Tokens before the first pick."""
 RANDOM: Final = 4
@@ -56,6 +61,7 @@ SAMPLINGS: Final = (Sampling(0, 0.0), Sampling(0, 0.7), Sampling(0, 1.0), Sampli
 PICKED: Final = 4
 """Of every so many texts, the picks of one are judged."""
 CLASSES: Final = ("float32", "bfloat16", "int8 in float32")
+GGUF, OTHERWISE = "GGUF", "GGUF, another processor"
 LIES_TRIED: Final = 16
 """Texts of each liar."""
 EVERY: Final = 5
@@ -73,6 +79,8 @@ class Options(Recording):
     """How long honest rows are made; with pieces, none are."""
     pieces: tuple[Path, ...] = ()
     """What earlier runs wrote with `--json`: their honest rows are added up."""
+    gguf: Path | None = None
+    """A file of a model: its honest rows are made in place of the bundled target's, and its liars are tried too."""
 
 
 @dataclass(slots=True)
@@ -123,18 +131,26 @@ class Cell:
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
 
-def model_of(kind: str) -> RaggedModel:
-    """The target in a class; `int4 in float32` for a liar."""
+def model_of(kind: str, gguf: Path | None = None) -> RaggedModel:
+    """The target in a class; `int4 in float32` for a liar. A file of integers in its own, or in a named one."""
+    if gguf is not None:
+        return load_in_class(str(gguf), "cpu-bfloat16-k2+gguf" if kind.startswith(GGUF) else kind)
     if kind.startswith("int"):
         return load_packed(open_checkpoint(TARGET), Span(0, 12), WeightFormat(torch.float32, int(kind[3])), CPU)
     return load_whole(TARGET, getattr(torch, kind))
 
 
+def thirds(model: RaggedModel) -> tuple[Span, Span, Span]:
+    """The spans of three hops."""
+    third = model.num_layers // 3
+    return Span(0, third), Span(third, 2 * third), Span(2 * third, model.num_layers)
+
+
 class Texts:
     """Texts of one seed, without end."""
 
-    def __init__(self, seed: int) -> None:
-        tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    def __init__(self, seed: int, gguf: Path | None = None) -> None:
+        tokenizer = Tokenizer.from_file(str(find_model(gguf or TARGET)[0] / "tokenizer.json"))
         lines = PASSAGES.read_text(encoding="utf-8").splitlines()
         self._ids = [token for line in lines for token in tokenizer.encode(json.loads(line)["text"]).ids]
         self._vocabulary = tokenizer.get_vocab_size()
@@ -156,7 +172,8 @@ class Texts:
 def in_sweeps(model: RaggedModel, texts: Sequence[tuple[int, ...]], sweep: int) -> list[list[torch.Tensor]]:
     """What leaves each span, [TOKENS, width], for each text: all of them together, in sweeps."""
     caches = [KvCache(model.layout, TOKENS, nodes=sweep) for _ in texts]
-    leaving: list[list[torch.Tensor]] = [[] for _ in SPANS]
+    spans = thirds(model)
+    leaving: list[list[torch.Tensor]] = [[] for _ in spans]
     for start, end in pairwise([*range(0, TOKENS, sweep), TOKENS]):
         nodes = tuple(map(TreeNodeId, range(start, end)))
         for cache in caches if start else ():
@@ -165,7 +182,7 @@ def in_sweeps(model: RaggedModel, texts: Sequence[tuple[int, ...]], sweep: int) 
             SessionRows(cache, nodes, (None, *nodes[:-1]), range(start, end), torch.tensor(text[start:end]))
             for cache, text in zip(caches, texts, strict=True)
         ]
-        for rows, found in zip(model.forward_parts(work, SPANS), leaving, strict=True):
+        for rows, found in zip(model.forward_parts(work, spans), leaving, strict=True):
             rows_of_each = rows.view(len(texts), end - start, -1)
             found.append(rows_of_each)
     joined = [torch.cat(found, dim=1) for found in leaving]
@@ -183,9 +200,9 @@ def stretches(
 ) -> Iterator[Stretch]:
     """What an audit of each hop of an honest chain gets."""
     entering: torch.Tensor | None = None
-    for layers, rows in zip(SPANS, leaving, strict=True):
+    for layers, rows in zip(thirds(model), leaving, strict=True):
         kind = model.numeric_class
-        if layers == TAIL:
+        if layers.end == model.num_layers:
             yield Stretch(layers, kind, text, entering, picks=picks_of(model, rows, sampling))
         else:
             yield Stretch(layers, kind, text if entering is None else (), entering, rows)
@@ -205,25 +222,26 @@ def computing(threads: int, *, is_onednn: bool) -> Iterator[None]:
 
 def honest(options: Options) -> dict[str, Cell]:
     """Judge honest rows and picks until the time is over."""
-    texts, cells, ends_s = Texts(options.seed), {kind: Cell() for kind in CLASSES}, time.monotonic() + options.seconds
-    models = {kind: model_of(kind) for kind in CLASSES}
-    bounds = {(kind, layers): calibrate(models[kind], layers) for kind, layers in product(CLASSES, SPANS)}
-    ways = cycle(product((1, 2), (True, False), SWEEPS, CLASSES))
-    for threads, is_onednn, sweep, kind in ways:
+    kinds = CLASSES if options.gguf is None else (GGUF, OTHERWISE)
+    texts, cells = Texts(options.seed, options.gguf), {kind: Cell() for kind in kinds}
+    models = {kind: model_of(kind, options.gguf) for kind in kinds}
+    bounds = {(kind, layers): calibrate(models[kind], layers) for kind in kinds for layers in thirds(models[kind])}
+    ways, ends_s = cycle(product(SWEEPS, (1, 2), (True, False), kinds)), time.monotonic() + options.seconds
+    for sweep, threads, is_onednn, kind in ways:
         if time.monotonic() > ends_s:
             break
         model, some = models[kind], [texts.next() for _ in range(TOGETHER)]
-        with computing(threads, is_onednn=is_onednn):
-            found = in_sweeps(model, some, sweep)
         sampling = replace(SAMPLINGS[texts.seed() % len(SAMPLINGS)], seed=texts.seed())
-        for place, (text, leaving) in enumerate(zip(some, found, strict=True)):
-            for stretch in stretches(model, text, leaving, sampling):
-                if stretch.layers == TAIL and place % PICKED:
-                    continue
-                own = bounds[kind, stretch.layers]
-                is_tail = stretch.layers == TAIL
-                count = len(stretch.picks) if is_tail else TOKENS
-                cells[kind].note(judge(model, stretch, own), own, count, is_tail=is_tail)
+        with computing(threads, is_onednn=is_onednn), unordered(model) if kind == OTHERWISE else nullcontext():
+            found = in_sweeps(model, some, sweep)
+            made = [list(stretches(model, *one, sampling)) for one in zip(some, found, strict=True)]
+        for place, stretch in ((place, one) for place, text in enumerate(made) for one in text):
+            is_tail = stretch.layers.end == model.num_layers
+            if is_tail and place % PICKED:
+                continue
+            own, judged = bounds[kind, stretch.layers], replace(stretch, numeric_class=model.numeric_class)
+            count = len(stretch.picks) if is_tail else TOKENS
+            cells[kind].note(judge(model, judged, own), own, count, is_tail=is_tail)
     return cells
 
 
@@ -265,7 +283,7 @@ def liars(model: RaggedModel, others: dict[str, RaggedModel], bound: float, old:
         bound: On the distance of an honest row.
         old: Rows of another text.
     """
-    rng = torch.Generator().manual_seed(0)
+    rng, (_, middle, tail) = torch.Generator().manual_seed(0), thirds(model)
 
     def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
         def lie(stretch: Stretch) -> Stretch:
@@ -286,32 +304,49 @@ def liars(model: RaggedModel, others: dict[str, RaggedModel], bound: float, old:
         rows[torch.arange(len(rows)), places] *= 1.1
         return rows
 
-    def computed(other: RaggedModel, layers: Span = MIDDLE) -> Change:
+    def computed(other: RaggedModel, layers: Span = middle) -> Change:
         def lie(stretch: Stretch) -> Stretch:
-            return replace(stretch, leaving=rows_of(other, replace(stretch, layers=layers)))
+            return replace(stretch, leaving=rows_of(other, replace(stretch, layers=layers)).float())
 
         return lie
 
     found = {
-        "the next layers' weights": computed(model, TAIL),
-        "last layer skipped": computed(model, Span(MIDDLE.start, MIDDLE.end - 1)),
+        "the next layers' weights": computed(model, tail),
+        "last layer skipped": computed(model, Span(middle.start, middle.end - 1)),
         "old rows (the first half again)": changed(lambda rows: torch.cat([rows[: TOKENS // 2]] * 2)),
         "rows of another text": changed(lambda rows: old),
         "one value of each row by a tenth": changed(one_value),
         "noise of 0.9 of the bound": changed(noise),
     }
     for name, other in others.items():
-        found[f"{name} weights" if name.startswith("int") else name] = computed(other)
+        found[name.replace(" in float32", " weights")] = computed(other)
     return found
 
 
-def audited_liars(judge_kind: str) -> dict[str, Caught]:
-    """Each liar in a chain of one class, judged by that class."""
-    model, texts = model_of(judge_kind), Texts(0)
-    others = {kind: model_of(kind) for kind in ("int4 in float32", "int8 in float32")}
+WEIGHTS: Final = {
+    "int4 weights": "cpu-bfloat16+w4z",
+    "int8 weights": "cpu-bfloat16+w8",
+    "float32 of the same file": "cpu-float32+gguf",
+}
+
+
+def audited_liars(judge_kind: str, gguf: Path | None = None, *, calibrated: bool = True) -> dict[str, Caught]:
+    """Each liar in a chain of one class, judged by that class.
+
+    Args:
+        judge_kind: The class.
+        gguf: The model's file, where it is one.
+        calibrated: Whether bounds are those of this model, as who verifies has them, or those that a client knows.
+    """
+    model, texts = model_of(judge_kind, gguf), Texts(0, gguf)
+    if gguf is not None:
+        others = {name: model_of(kind, gguf) for name, kind in WEIGHTS.items()}
+    else:
+        others = {kind: model_of(kind) for kind in ("int4 in float32", "int8 in float32")}
     if judge_kind == "float32":
         others["bfloat16"] = model_of("bfloat16")
-    bounds, tail_bounds = calibrate(model, MIDDLE), calibrate(model, TAIL)
+    known = None if calibrated else Bounds.known(model.numeric_class, model.numeric_class)
+    bounds, tail_bounds = (known or calibrate(model, layers) for layers in thirds(model)[1:])
     found: dict[str, Caught] = defaultdict(Caught)
     old = in_sweeps(model, [texts.next()], 64)[0][1]
     honest_rows = bounds.row if bounds.median is None else bounds.median
@@ -352,7 +387,7 @@ def _tail_lies(
     )
     found = {f"tail: second choice after every {EVERY}th token": favours}
     for kind, other in others.items():
-        found[f"tail: {kind}"] = picks_of(other, rows_of(other, tail), sampling)
+        found[f"tail: {kind.replace(' in float32', ' weights')}"] = picks_of(other, rows_of(other, tail), sampling)
     if sampling.temperature:
         seeded = picks_of(model, rows_of(model, tail), replace(sampling, seed=sampling.seed + 1))
         found["tail: another seed"] = tuple(replace(each, sampling=sampling) for each in seeded)
@@ -415,10 +450,9 @@ def expected_until_half(share: float) -> float:
 
 def honest_sheet(pieces: Sequence[dict[str, Cell]]) -> Sheet:
     """All honest rows, and what audits take."""
-    cells = {kind: Cell() for kind in CLASSES}
-    for piece in pieces:
-        for kind, cell in piece.items():
-            cells[kind].add(cell)
+    cells: dict[str, Cell] = defaultdict(Cell)
+    for kind, cell in (item for piece in pieces for item in piece.items()):
+        cells[kind].add(cell)
     made = Sheet(
         "audits_honest",
         "Honest machines: sweeps of 1 to 192, one and two threads, with oneDNN and without, against one chunk",
@@ -436,7 +470,7 @@ def honest_sheet(pieces: Sequence[dict[str, Cell]]) -> Sheet:
     made.notes = [
         f"{rows:,} rows and {picks:,} picks in all, {sum(cell.accused for cell in cells.values())} accused, "
         f"{sum(cell.unclear for cell in cells.values())} stretches unclear. "
-        "bfloat16: distance and bound are those of the median of 64 rows.",
+        "bfloat16 and GGUF: distance and bound are those of the median of 64 rows.",
         f"{HOPS} hops, {HOLDERS} holders of each, one of which lies: half of the liars are named after {half} texts "
         f"where {SHARE:.0%} are audited, {usual_half} where {USUAL_SHARE:.0%} are. If a liar is honest to who audits "
         f"others, after {expected_until_half(SHARE):.0f} and {expected_until_half(USUAL_SHARE):.0f}.",
@@ -445,15 +479,18 @@ def honest_sheet(pieces: Sequence[dict[str, Cell]]) -> Sheet:
     return made
 
 
-def liars_sheet() -> Sheet:
-    """Each liar, judged in two classes."""
+def liars_sheet(gguf: Path | None) -> Sheet:
+    """Each liar, judged in several classes."""
+    found = {kind: audited_liars(kind) for kind in ("float32", "bfloat16")}
+    if gguf is not None:
+        found[f"{GGUF}, audited"] = audited_liars(GGUF, gguf, calibrated=False)
+        found[f"{GGUF}, verified"] = audited_liars(GGUF, gguf)
     made = Sheet(
         "audits_liars",
         f"Liars in a middle hop, or at the tail: audited texts of {TOKENS} tokens until one is named",
-        ("liar", "float32", "bfloat16"),
+        ("liar", *found),
     )
-    found = {kind: audited_liars(kind) for kind in ("float32", "bfloat16")}
-    for name in found["float32"]:
+    for name in dict.fromkeys(name for liars in found.values() for name in liars):
         caught = [found[kind].get(name) for kind in found]
         made.rows.append((name, *("" if one is None else one.until for one in caught)))
     noise = found["float32"]["noise of 0.9 of the bound"].turned
@@ -472,7 +509,7 @@ def main() -> None:
     pieces = [{kind: Cell(**cell) for kind, cell in one.items()} for one in read] or [honest(options)]
     honest_sheet(pieces).finish(console, options)
     if options.json is None:
-        liars_sheet().finish(console, options)
+        liars_sheet(options.gguf).finish(console, options)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ from swarm.protocol.pick_rules import MAX_TOP_LOG_PROBS
 from swarm.protocol.session import CommittedToken, Limits, SessionState
 from swarm.routing.route import Route
 from swarm.trust.bounds import (
+    FAR_MEDIAN,
+    FAR_ROW,
     FEWEST,
     Agrees,
     Bounds,
@@ -469,10 +471,14 @@ async def _distances(ours: Rows, theirs: Rows) -> torch.Tensor:
 
 
 async def _bounds_between(one: _Computed, other: _Computed, numeric_class: str) -> Bounds | None:
-    """Bounds of a class whose rounding is not known: by what two machines differ; None for picks."""
+    """Bounds of a class whose rounding is not known: by what two machines differ; None for picks.
+
+    Two of one kind may not differ at all, and say nothing then of what a third one rounds otherwise.
+    """
     if not isinstance(one, Rows) or not isinstance(other, Rows) or one.size_bytes != other.size_bytes:
         return None
-    return bounds_of(numeric_class, numeric_class, [await _distances(one, other)])
+    found = bounds_of(numeric_class, numeric_class, [await _distances(one, other)])
+    return replace(found, row=max(found.row, FAR_ROW), median=max(found.median or 0.0, FAR_MEDIAN))
 
 
 def _compared_picks(ours: _Picked, theirs: _Picked, bounds: Bounds) -> Judgement:

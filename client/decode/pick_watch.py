@@ -41,7 +41,7 @@ from swarm.files.hub import find_model
 from swarm.protocol.messages import RouteHop, Rows, Sampling
 from swarm.protocol.numeric_class import NumericClass
 from swarm.routing.route import Route
-from swarm.trust.pick_gaps import NamedPicks, bound_of, pick_gaps
+from swarm.trust.pick_gaps import NamedPicks, bound_of, pick_gaps, why_unjudged
 
 if TYPE_CHECKING:
     from client.draft.heads.output_head import OutputHead
@@ -78,8 +78,8 @@ class HeadFiles:
     fingerprint: str
     is_asked: bool = False
 
-    def load(self, dtype: torch.dtype) -> OutputHead:
-        """Load it.
+    def load(self, numeric_class: NumericClass) -> OutputHead:
+        """Load it, as tails of a class hold it.
 
         Raises:
             SwarmError: why it cannot be used.
@@ -89,6 +89,7 @@ class HeadFiles:
         folder, hub = find_model(self.model, self.revision)
         if not self.is_asked:
             config = target_names(self.model, self.revision).config
+            dtype: torch.dtype = getattr(torch, numeric_class.dtype)
             if config.vocab_size * config.hidden_size * dtype.itemsize > AUTO_BYTES:
                 raise UnsupportedModel("its head is larger than 1 GiB; name it to load it (--head)")
         known = known_identity(folder, hub=hub)
@@ -100,7 +101,7 @@ class HeadFiles:
         if known is not None and known.fingerprint != self.fingerprint:
             raise UnsupportedModel("the weights here are not those that the swarm serves")
         with bars_hidden():
-            return load_output_head(self.model, self.revision, dtype)
+            return load_output_head(self.model, self.revision, numeric_class)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +120,14 @@ class _PickJob:
         rows: as they travelled.
         places: [n] which of them.
         named: the picks.
-        dtype: in which the tail computes.
+        numeric_class: in which the tail computes.
         bound: the largest gap of an honest pick.
     """
 
     rows: Rows
     places: Sequence[int]
     named: NamedPicks
-    dtype: torch.dtype
+    numeric_class: NumericClass
     bound: float
 
 
@@ -143,7 +144,7 @@ class HeadChecker:
         """Load nothing yet."""
         self.share, self.valid_tokens, self.reason = share, valid_tokens, ""
         self._files = files
-        self._heads: dict[torch.dtype, OutputHead] = {}
+        self._heads: dict[NumericClass, OutputHead] = {}
         usual = torch.get_num_threads()
         self._thread = ThreadPoolExecutor(1, "picks", initializer=use_threads, initargs=(1, usual))
         self._thread.submit(int)  # it lives as long as its client
@@ -171,26 +172,19 @@ class HeadChecker:
         if self.reason:
             return []
         try:
-            if job.dtype not in self._heads:
-                self._heads = {job.dtype: self._files.load(job.dtype)}  # one at a time: texts are of one class mostly
+            if job.numeric_class not in self._heads:  # one at a time: texts are of one class mostly
+                self._heads = {job.numeric_class: self._files.load(job.numeric_class)}
         except (SwarmError, OSError, MemoryError, RuntimeError) as error:
             self.reason = str(error).partition("\n")[0]
             logger.info("picks are not checked: %s", self.reason)
             return []
-        head = self._heads[job.dtype]
-        rows = decode_rows(job.rows, job.dtype)[list(job.places), : head.hidden_size]
+        head = self._heads[job.numeric_class]
+        rows = decode_rows(job.rows, head.dtype)[list(job.places), : head.hidden_size]
         return pick_gaps(head.logits(rows), job.named, job.bound)
 
     def close(self) -> None:
         """End with the check that runs; what waits is dropped."""
         self._thread.shutdown(wait=True, cancel_futures=True)
-
-
-def _dtype(numeric_class: str) -> torch.dtype:
-    found = NumericClass.parse(numeric_class)
-    assert found is not None, "it has a bound"
-    dtype: torch.dtype = getattr(torch, found.dtype)
-    return dtype
 
 
 def _best_child(tree: DraftTree, parent: int | None) -> tuple[int, float] | None:
@@ -250,6 +244,8 @@ class PickWatch:
     def asks(self, route: Route) -> bool:
         """Whether the next sweep, over this route, is to bring final rows because picks are checked."""
         if self._checker is None or self._checker.bound(route.numeric_class) is None:
+            reason = "" if self._checker is None else self._checker.reason or why_unjudged(route.numeric_class)
+            self.checks = replace(self.checks, reason=reason)
             return False
         return self._seen[route.hops[-1].peer] < FIRST_PICKS or self._rng.random() < self._checker.share
 
@@ -337,7 +333,9 @@ class PickWatch:
             of_place = {TreeNodeId(position): masks.rows[answer.reply.row_ids[index]] for index, position in chosen}
             masks = NodeMasks(of_place, masks.bits)
         named = NamedPicks(text.sequence, places, self._sampling, checker.valid_tokens, masks)
-        future = checker.check(_PickJob(rows, [index for index, _ in chosen], named, _dtype(text.numeric_class), bound))
+        kind = NumericClass.parse(text.numeric_class)
+        assert kind is not None, "it has a bound"
+        future = checker.check(_PickJob(rows, [index for index, _ in chosen], named, kind, bound))
         if future is None:
             self.checks = replace(self.checks, left_out=self.checks.left_out + len(places))
             return

@@ -32,7 +32,8 @@ class VerifyText:
 
     Attributes:
         file: evidence of a text, as `client generate --proof` writes it.
-        model: folder or hub id with the model's weights (default: signatures are checked, and nothing is computed).
+        model: folder, GGUF file or hub id with the model's weights, which are computed with as the text's machines did
+            (default: signatures are checked, and nothing is computed).
         layers: which layers to compute, such as 4-8, or whole: all of the text, and each machine's part of which rows
             were kept.
     """
@@ -44,15 +45,30 @@ class VerifyText:
 
 ReadClaims = Callable[[Path], "Claims"]
 """Reads a file of evidence; raises SwarmError where it is none, or a signature does not hold."""
+LoadInClass = Callable[[str, str, Span | None], "RaggedModel"]
+"""Loads layers of a model (None: all), to compute in a numeric class; raises ConfigError where this machine cannot."""
 
 
-def verify_text(command: VerifyText, console: Console, read: ReadClaims) -> int:
+def load_plain(name: str, numeric_class: str, layers: Span | None) -> RaggedModel:
+    """Load a whole model with weights of the compute type: all that this package knows without a node's loader."""
+    import torch
+
+    from swarm.base.library_logging import bars_hidden
+    from swarm.compute.ragged_batch import load_whole
+    from swarm.protocol.numeric_class import NumericClass
+
+    found = NumericClass.parse(numeric_class)
+    with bars_hidden():
+        return load_whole(name, getattr(torch, "float32" if found is None else found.dtype))
+
+
+def verify_text(command: VerifyText, console: Console, read: ReadClaims, load: LoadInClass) -> int:
     """Print what follows, one line per claim; returns the exit status.
 
     Raises:
         SwarmError: the file is no evidence, a signature does not hold, or the model is another one.
     """
-    from swarm.trust.verify import exit_status, verify  # brings torch, which nothing else here needs
+    from swarm.trust.verify import exit_status, undecided, verify  # brings torch, which nothing else here needs
 
     found = read(command.file)
     layers = None if command.layers == WHOLE else Span.parse(command.layers)
@@ -67,36 +83,31 @@ def verify_text(command: VerifyText, console: Console, read: ReadClaims) -> int:
             console.print(Text(f"signed: layers {claim.layers} by {_names(claim)}"))
         console.print(Text("signatures hold; give --model to compute what they are of"))
         return exit_status(())
-    findings = list(verify(_loaded(command.model, found), wanted))
+    _check_identity(command.model, found)
+    try:
+        model = load(command.model, found.numeric_class, layers)
+    except ConfigError as error:
+        findings = undecided(wanted, str(error))
+    else:
+        findings = list(verify(model, wanted))
     _show(findings, console)
     return exit_status(findings)
 
 
-def _loaded(name: str, found: Claims) -> RaggedModel:
-    """The model, in the type in which its machines computed, or in float32, which decides of the others.
+def _check_identity(name: str, found: Claims) -> None:
+    """Refuse another model.
 
     Raises:
-        ModelMismatch: it is another one.
+        ModelMismatch: it is one.
+        UnknownModel: there is none of that name.
     """
-    import torch
-
-    from swarm.base.library_logging import bars_hidden
-    from swarm.compute.ragged_batch import load_whole
-    from swarm.files.fingerprint import model_identity
+    from swarm.files.fingerprint import known_identity, model_identity
     from swarm.files.hub import find_model
-    from swarm.protocol.numeric_class import NumericClass
 
-    with bars_hidden():
-        whole = load_whole(name, torch.float32)
-    own = model_identity(find_model(name)[0]).fingerprint
+    folder, hub = find_model(name)
+    own = (known_identity(folder, hub=hub) or model_identity(folder)).fingerprint
     if own != found.fingerprint:
         raise ModelMismatch(f"{name} is model {own[:12]}, the evidence is of {found.fingerprint[:12]}")
-    theirs = NumericClass.parse(found.numeric_class)
-    dtype = getattr(torch, "float32" if theirs is None else theirs.dtype, torch.float32)
-    if dtype is torch.float32:
-        return whole
-    with bars_hidden():
-        return load_whole(name, dtype)
 
 
 def _show(findings: Sequence[JudgedClaim], console: Console) -> None:

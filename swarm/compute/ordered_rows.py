@@ -10,6 +10,7 @@ A layer, the head and each kind of product are compared when a model is loaded; 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -74,6 +75,22 @@ def use_codes(model: RaggedModel, *, ordered: bool = True) -> str:
     if reason:
         _order(model, ordered=False)
     return reason
+
+
+@contextmanager
+def unordered(model: RaggedModel) -> Iterator[None]:
+    """Within, a CPU's model that promises texts adds up in the order that promises none, as another processor may.
+
+    Other models compute as ever. Nothing else may use the model meanwhile.
+    """
+    is_ordered = model.codes_version == ORDERED
+    if is_ordered:
+        _order(model, ordered=False)
+    try:
+        yield
+    finally:
+        if is_ordered:
+            _order(model, ordered=True)
 
 
 def _unordered(config: PreTrainedConfig) -> str:

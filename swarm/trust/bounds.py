@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from swarm.protocol.numeric_class import NumericClass
+from swarm.protocol.numeric_class import EXACT, NumericClass, promises_texts
 
 FLOOR: Final = 1e-5
 """Of a row, where only the order of sums differs: some seven times the largest that was measured."""
@@ -32,6 +32,8 @@ MEDIAN_ROOM: Final = 1.5
 PICK_FLOOR: Final = 1e-3
 """Of a pick's gap: the best score less that of the named token."""
 PICK_ROOM: Final = 3.0
+FAR_MEDIAN, FAR_ROW, FAR_PICK = 3e-2, 0.1, 1.0
+"""What honest machines of a coarse class do not reach, where nobody calibrated: twice what was measured."""
 WINDOW: Final = 64
 """Rows whose median is judged."""
 FEWEST: Final = 16
@@ -60,7 +62,11 @@ class Bounds:
     @classmethod
     def known(cls, ours: str, theirs: str) -> Bounds | None:
         """Those that hold for every model; None where they must be calibrated."""
-        return cls(ours, theirs) if is_exact(ours, theirs) else None
+        if is_exact(ours, theirs):
+            return cls(ours, theirs)
+        if ours == theirs and promises_texts(ours):
+            return cls(ours, theirs, FAR_ROW, FAR_PICK, FAR_MEDIAN)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +118,14 @@ Judgement = Agrees | Differs | Unclear
 
 
 def is_exact(one: str, other: str) -> bool:
-    """Whether honest rows of two machines differ in last bits alone: of one class that is fp32, or promises texts.
+    """Whether honest rows of two machines differ in last bits alone: of one class that is fp32, or of a card's kernels.
 
     Args:
         one: a numeric class, as a record has it.
         other: the other machine's.
     """
     found = NumericClass.parse(one)
-    return one == other and found is not None and found.is_reproducible
+    return one == other and found is not None and found.is_reproducible and (found.dtype == EXACT or found.arch != "")
 
 
 def bounds_of(ours: str, theirs: str, distances: Sequence[Tensor], gaps: Sequence[float] = ()) -> Bounds:

@@ -27,8 +27,8 @@ from swarm.protocol.numeric_class import NumericClass
 from swarm.protocol.pick_rules import Sampling
 from swarm.protocol.session import Limits, SessionState
 
-BOUNDS: Final = {"float32": 1e-3, "bfloat16": 0.5}
-"""By compute type, the largest gap of an honest pick, in logits of up to `UNIT`: docs/decisions/0092."""
+BOUNDS: Final = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.0625}
+"""By compute type, the largest gap of an honest pick, in logits of up to `UNIT`: docs/decisions/0092, 0094."""
 UNIT: Final = 32.0
 """Numbers are as coarse as they are large: beyond it bounds grow with the largest logit."""
 
@@ -53,15 +53,23 @@ class NamedPicks:
 
 
 def bound_of(numeric_class: str) -> float | None:
-    """The largest gap of an honest pick of a machine of this class.
+    """The largest gap of an honest pick of a machine of this class; None where `why_unjudged` says why."""
+    found = NumericClass.parse(numeric_class)
+    return None if found is None or why_unjudged(numeric_class) else BOUNDS[found.dtype]
 
-    None where it was not measured: heads of weights that were rounded, or are multiplied as they are stored, and other
-    compute types. Such picks are not judged.
+
+def why_unjudged(numeric_class: str) -> str:
+    """Why picks of a class are not judged, for people; empty where they are.
+
+    A head of weights in fewer bits is repeated as a CPU multiplies with it. How far a card's product of such weights
+    lies from that was not measured.
     """
     found = NumericClass.parse(numeric_class)
-    if found is None or found.weights or (found.stored and found.kernels):
-        return None
-    return BOUNDS.get(found.dtype)
+    if found is None or found.dtype not in BOUNDS:
+        return f"how honest picks of {numeric_class} differ is not known"
+    if found.device != "cpu" and (found.weights or (found.stored and found.kernels)):
+        return f"heads of {numeric_class} are not computed on a CPU"
+    return ""
 
 
 @torch.inference_mode()

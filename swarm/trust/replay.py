@@ -23,6 +23,7 @@ from swarm.base.errors import ConfigError
 from swarm.base.ids import TreeNodeId
 from swarm.base.layers import Span
 from swarm.compute.kv_cache import KvCache
+from swarm.compute.ordered_rows import unordered
 from swarm.compute.path_rules import PathRules
 from swarm.compute.ragged_batch import RaggedModel, SessionRows
 from swarm.protocol.numeric_class import EXACT, NumericClass
@@ -178,6 +179,8 @@ def undecidable(ours: str, theirs: str) -> str | None:
 def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel | None = None) -> Bounds:
     """The bounds of some layers, from made-up texts that are computed in chunks and in sweeps of other sizes.
 
+    A CPU that gives rows the same bits in all of these adds up without that promise here, as another kind may.
+
     Args:
         span: by which will be judged.
         layers: of these (default: all that it has).
@@ -189,7 +192,8 @@ def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel 
     for text in made_up(span, layers or span.span):
         found = torch.cat(list(replayed(ours, text)))
         for sweep in SWEEPS if theirs is ours else (*SWEEPS, CHUNK):
-            others = torch.cat(list(replayed(theirs, text, sweep)))
+            with unordered(theirs):
+                others = torch.cat(list(replayed(theirs, text, sweep)))
             distances.append(row_distances(found, others).cpu())
             if text.layers.end == span.num_layers:
                 gaps.append(_honest_gap(ours.logits(found), theirs.logits(others)))

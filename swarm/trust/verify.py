@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from swarm.base.ids import PeerId
 from swarm.base.layers import Span
 from swarm.compute.ragged_batch import RaggedModel
-from swarm.trust.bounds import Agrees, Bounds, Differs, Judgement, Unclear
+from swarm.trust.bounds import Agrees, Differs, Judgement, Unclear, is_exact
 from swarm.trust.replay import Stretch, calibrate, judge
 
 AGREES, DIFFERS, UNDECIDED = 0, 1, 2
@@ -70,6 +70,11 @@ def verify(span: RaggedModel, claims: Iterable[Claim]) -> Iterator[JudgedClaim]:
         yield JudgedClaim(claim, _judged(span, claim))
 
 
+def undecided(claims: Iterable[Claim], reason: str) -> list[JudgedClaim]:
+    """Claims of which nothing follows here."""
+    return [JudgedClaim(claim, Unclear(claim.missing or reason)) for claim in claims]
+
+
 def exit_status(findings: Iterable[JudgedClaim]) -> int:
     """`DIFFERS` where any claim does, `AGREES` where one agrees and none differs, else `UNDECIDED`."""
     kinds = {type(finding.verdict) for finding in findings}
@@ -96,6 +101,6 @@ def _judged(span: RaggedModel, claim: Claim) -> Judgement:
         return Unclear(claim.missing)
     if not span.span.contains(claim.layers):
         return Unclear(f"needs layers {claim.layers}, and {span.span} are here")
-    known = Bounds.known(span.numeric_class, claim.stretch.numeric_class)
-    is_same = span.numeric_class == claim.stretch.numeric_class
-    return judge(span, claim.stretch, known or (calibrate(span, claim.layers) if is_same else None))
+    classes = span.numeric_class, claim.stretch.numeric_class
+    needs_calibration = classes[0] == classes[1] and not is_exact(*classes)
+    return judge(span, claim.stretch, calibrate(span, claim.layers) if needs_calibration else None)

@@ -336,8 +336,13 @@ def read_tensors(
         UnsupportedModel: the checkpoint has no such tensor.
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
-    if not names:
-        return {}
+    return decoded(read_stored(model, names, revision), packed) if names else {}
+
+
+def read_stored(
+    model: str | Path, names: Collection[str], revision: str | None = None
+) -> dict[str, torch.Tensor | StoredTensor]:
+    """As `read_tensors`, with what is stored in fewer bits as it is."""
     source, hub = _source(model, revision)
     for name in names:
         if name not in source.files:
@@ -347,7 +352,7 @@ def read_tensors(
     read = source.read(names)
     size = sum(one.matrix.size_bytes if isinstance(one, StoredTensor) else one.nbytes for one in read.values())
     logger.info("%s: %d of its tensors read, %d bytes", model, len(read), size)
-    return decoded(read, packed)
+    return read
 
 
 def _source(model: str | Path, revision: str | None) -> tuple[WeightSource, Hub | None]:

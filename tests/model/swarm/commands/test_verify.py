@@ -9,10 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from node.model.in_class import load_in_class
 from swarm.base.errors import ConfigError, ModelMismatch
 from swarm.base.ids import PeerId
 from swarm.base.layers import Span
-from swarm.commands.verify import VerifyText, verify_text
+from swarm.commands.verify import VerifyText, load_plain, verify_text
 from swarm.compute.ragged_batch import RaggedModel
 from swarm.compute.sampling import pick
 from swarm.demo import TARGET
@@ -50,7 +51,7 @@ def verified(claims: tuple[Claim, ...], **options: object) -> tuple[int, str]:
     found = Claims(model_identity(TARGET).fingerprint, "cpu-float32", claims, ("3 tokens were taken over",))
     console = Console(record=True, width=200)
     command = VerifyText(**{"file": FILE, "model": str(TARGET)} | options)  # type: ignore[arg-type]
-    return verify_text(command, console, lambda path: found), console.export_text()
+    return verify_text(command, console, lambda path: found, load_in_class), console.export_text()
 
 
 def test_an_honest_text_agrees_machine_by_machine(claims: tuple[Claim, ...]) -> None:
@@ -91,4 +92,4 @@ def test_another_model_and_other_layers_are_refused(claims: tuple[Claim, ...]) -
         verified(claims, layers="3-5")
     found = Claims("ab" * 32, "cpu-float32", claims)
     with pytest.raises(ModelMismatch, match="the evidence is of abababababab"):
-        verify_text(VerifyText(FILE, str(TARGET)), Console(), lambda path: found)
+        verify_text(VerifyText(FILE, str(TARGET)), Console(), lambda path: found, load_plain)

@@ -14,7 +14,7 @@ from swarm.compute.path_rules import NodeMasks, PathRules
 from swarm.compute.sampling import pick
 from swarm.protocol.pick_rules import PickRules, Sampling
 from swarm.protocol.session import Limits, SessionState
-from swarm.trust.pick_gaps import NamedPicks, bound_of, pick_gaps
+from swarm.trust.pick_gaps import NamedPicks, bound_of, pick_gaps, why_unjudged
 
 VOCAB, VALID, ROWS = 40, 37, 12
 RULES = PickRules(start=2, frequency_penalty=0.4, repetition_penalty=1.3, logit_bias=((3, 2.0), (9, -100.0)))
@@ -98,11 +98,15 @@ def test_numbers_are_as_coarse_as_they_are_large() -> None:
         ("cpu-float32", 1e-3),
         ("cuda-sm90-bfloat16-k2", 0.5),
         ("cpu-float32+gguf", 1e-3),
-        ("cpu-float16", None),
-        ("cpu-float32+w8", None),
-        ("cpu-bfloat16-k2+gguf", None),
+        ("cuda-float16", 0.0625),
+        ("cpu-float32+w8", 1e-3),
+        ("cpu-bfloat16+w4z", 0.5),
+        ("cpu-bfloat16-k2+gguf", 0.5),
+        ("cuda-bfloat16+w8", None),
+        ("cuda-sm90-bfloat16-k2+gguf", None),
         ("who knows", None),
     ],
 )
 def test_only_what_was_measured_is_judged(numeric_class: str, bound: float | None) -> None:
     assert bound_of(numeric_class) == bound
+    assert bool(why_unjudged(numeric_class)) is (bound is None)

@@ -7,11 +7,22 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
-from client.chain.audit import AuditedText, Auditor, AuditOwner, _compared_picks, _Picked, coin
+from client.chain.audit import (
+    AuditedText,
+    Auditor,
+    AuditOwner,
+    _bounds_between,
+    _compared,
+    _compared_picks,
+    _Picked,
+    coin,
+)
 from swarm.base.tasks import TaskScope
 from swarm.compute.gumbel import gumbel_row
-from swarm.protocol.messages import Sampling
+from swarm.compute.row_codec import encode_rows
+from swarm.protocol.messages import Codec, Sampling
 from swarm.trust.bounds import FEWEST, Agrees, Bounds, Differs, Unclear
 
 GREEDY, WARM = Sampling(0, 0.0), Sampling(5, 0.9)
@@ -77,3 +88,16 @@ def test_picks_by_filters_agree_or_say_nothing() -> None:
     filtered = Sampling(5, 0.9, top_p=0.8)
     assert isinstance(_compared_picks(picked(7, filtered), picked(7, filtered), BOUNDS), Agrees)
     assert isinstance(_compared_picks(picked(7, filtered), picked(8, filtered), BOUNDS), Unclear)
+
+
+async def test_two_machines_of_one_kind_do_not_make_a_liar_of_an_honest_third() -> None:
+    """Both replay a text in chunks, and get the same bits; what was decoded in sweeps is rounded otherwise."""
+    rng = torch.Generator().manual_seed(0)
+    values = torch.randn(80, 64, generator=rng)
+    alike = encode_rows(values, Codec.BF16)
+    honest = encode_rows(values + 1e-2 * torch.randn(80, 64, generator=rng), Codec.BF16)
+    liar = encode_rows(values + 0.2 * torch.randn(80, 64, generator=rng), Codec.BF16)
+    bounds = await _bounds_between(alike, alike, "cpu-bfloat16")
+    assert bounds is not None
+    assert isinstance(await _compared(alike, honest, bounds), Agrees)
+    assert isinstance(await _compared(alike, liar, bounds), Differs)

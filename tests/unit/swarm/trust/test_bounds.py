@@ -103,12 +103,27 @@ def test_bounds_follow_from_what_honest_texts_differ_by() -> None:
         ("cpu-float32", "cuda-float32", False),
         ("cpu-bfloat16", "cpu-bfloat16", False),
         ("cuda-sm90-bfloat16-k2", "cuda-sm90-bfloat16-k2", True),
+        ("cpu-bfloat16-k2+gguf", "cpu-bfloat16-k2+gguf", False),
         ("cpu-float32+int8", "cpu-float32+int8", False),
         ("of a later release", "of a later release", False),
     ],
 )
-def test_rows_differ_in_last_bits_alone_within_one_class_that_promises_texts(one: str, other: str, exact: bool) -> None:
+def test_rows_differ_in_last_bits_alone_in_float32_and_within_one_kind_of_processor(
+    one: str, other: str, exact: bool
+) -> None:
     assert is_exact(one, other) is exact
+
+
+def test_a_class_of_cpus_that_promises_texts_allows_for_another_kind_of_processor() -> None:
+    """With AVX2 in place of AVX-512, rows of SmolLM2's GGUF were up to 2.4e-2 apart, medians of 64 up to 1.2e-2."""
+    bounds = Bounds.known("cpu-bfloat16-k2+gguf", "cpu-bfloat16-k2+gguf")
+    assert bounds is not None
+    assert isinstance(judge_rows(distances(WINDOW), bounds), Agrees)
+    assert isinstance(judge_rows(distances(WINDOW, 1.2e-2, _7=2.4e-2), bounds), Agrees)
+    assert isinstance(judge_rows(distances(WINDOW, 0.2), bounds), Differs), "weights of four bits"
+    assert isinstance(judge_picks(torch.tensor([0.375]), [5], bounds), Agrees)
+    assert isinstance(judge_picks(torch.tensor([1.4]), [5], bounds), Differs)
+    assert Bounds.known("cpu-bfloat16-k1+gguf", "cpu-bfloat16-k1+gguf") is None
 
 
 def test_only_float32_decides_what_another_class_computed() -> None:
