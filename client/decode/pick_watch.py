@@ -3,9 +3,10 @@
     a sweep leaves   drawn? ──▶ it asks for final rows
     its reply        rows of the text's own nodes ──▶ a thread: the head, rules, noise ──▶ gaps
     a gap too large  the tail is refuted: everything that it picked is taken back
+    none too large   what it gives may be shown at once, in this text and in the client's later ones
 
-`HeadChecker` is a client's thread and heads; `PickWatch` is one generation's. Nothing waits for a check: what does not
-fit its queue is not checked. Owns no text and no route.
+`HeadChecker` is a client's thread, heads and tails that passed; `PickWatch` is one generation's. No sweep waits for a
+check: what does not fit its queue is not checked. Owns no text and no route.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import asyncio
 import logging
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -58,6 +61,10 @@ AUTO_READ_BYTES: Final = 4 << 30
 """So many bytes of weights are read unasked to learn whether they are the swarm's."""
 SETTLE_S: Final = 10.0
 """How long the end of a text waits for its checks, where all of them were asked for."""
+HOLD_S: Final = 2.0
+"""What a tail gives that never passed a check is not shown for so long after its first pick, or until one passed."""
+MAX_PASSED: Final = 64
+"""Tails that passed which a client remembers, the newest."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +84,13 @@ class HeadFiles:
     revision: str | None
     fingerprint: str
     is_asked: bool = False
+
+    def warm_up(self) -> None:
+        """Read what a head needs beside weights; errors are those of `load`, which tells them."""
+        from swarm.files.text_classes import class_of  # brings every model's base, 2 s
+
+        with suppress(SwarmError, OSError):
+            class_of(target_names(self.model, self.revision).config)
 
     def load(self, dtype: torch.dtype) -> OutputHead:
         """Load it.
@@ -137,21 +151,35 @@ class HeadChecker:
         share: of the picks, how many are checked beside each tail's first ones.
         valid_tokens: ids from here on are padding.
         reason: why nothing can be checked; empty while that may be.
+        passed: tails whose first checked picks were right, the newest last.
     """
 
     def __init__(self, files: HeadFiles, share: float, valid_tokens: int) -> None:
-        """Load nothing yet."""
+        """Load no weights yet."""
         self.share, self.valid_tokens, self.reason = share, valid_tokens, ""
+        self.passed: dict[str, None] = {}
         self._files = files
         self._heads: dict[torch.dtype, OutputHead] = {}
         usual = torch.get_num_threads()
         self._thread = ThreadPoolExecutor(1, "picks", initializer=use_threads, initargs=(1, usual))
-        self._thread.submit(int)  # it lives as long as its client
+        self._thread.submit(files.warm_up)  # and the thread lives as long as its client
         self._waiting = 0
 
     def bound(self, numeric_class: str) -> float | None:
         """The largest gap of an honest pick of such a tail; None where its picks cannot be checked."""
         return None if self.reason or not self.share else bound_of(numeric_class)
+
+    def prepare(self, numeric_class: str) -> None:
+        """Load the head beside the opening of a route of such machines: its first text is held for the first check."""
+        if self.bound(numeric_class) is not None:
+            self._thread.submit(self._head, _dtype(numeric_class))
+
+    def has_passed(self, peer: str) -> None:
+        """Remember that what a tail gave first was right."""
+        self.passed.pop(peer, None)
+        self.passed[peer] = None
+        if len(self.passed) > MAX_PASSED:
+            del self.passed[next(iter(self.passed))]
 
     def check(self, job: _PickJob) -> asyncio.Future[list[float]] | None:
         """Check picks; None where too many wait."""
@@ -166,18 +194,21 @@ class HeadChecker:
     def _done(self) -> None:
         self._waiting -= 1
 
-    def _gaps(self, job: _PickJob) -> list[float]:
-        """On the thread."""
-        if self.reason:
-            return []
+    def _head(self, dtype: torch.dtype) -> OutputHead | None:
+        """On the thread; None where there is none."""
         try:
-            if job.dtype not in self._heads:
-                self._heads = {job.dtype: self._files.load(job.dtype)}  # one at a time: texts are of one class mostly
+            if not self.reason and dtype not in self._heads:
+                self._heads = {dtype: self._files.load(dtype)}  # one at a time: texts are of one class mostly
         except (SwarmError, OSError, MemoryError, RuntimeError) as error:
             self.reason = str(error).partition("\n")[0]
             logger.info("picks are not checked: %s", self.reason)
+        return None if self.reason else self._heads[dtype]
+
+    def _gaps(self, job: _PickJob) -> list[float]:
+        """On the thread."""
+        head = self._head(job.dtype)
+        if head is None:
             return []
-        head = self._heads[job.dtype]
         rows = decode_rows(job.rows, job.dtype)[list(job.places), : head.hidden_size]
         return pick_gaps(head.logits(rows), job.named, job.bound)
 
@@ -244,6 +275,12 @@ class PickWatch:
         self._withheld: Counter[str] = Counter()
         self._asked: dict[int, TreeNodeId | None] = {}
         self._open: set[asyncio.Future[list[float]]] = set()  # of what the text has now
+        self._held: dict[str, float] = {}  # until when, at most, by tail
+
+    @property
+    def holds(self) -> bool:
+        """Whether the text has tokens of a tail that never passed a check, and may soon pass one: show nothing yet."""
+        return bool(self._held) and time.monotonic() < max(self._held.values())
 
     # What is asked for
 
@@ -275,6 +312,9 @@ class PickWatch:
         drawn = answer.reply.sequence in self._asked
         root = self._asked.pop(answer.reply.sequence, None)
         if answer.tail is not None and self._checker is not None:
+            peer = answer.tail.peer
+            if peer not in self._checker.passed and self._checker.bound(numeric_class) is not None:
+                self._held.setdefault(peer, time.monotonic() + HOLD_S)
             self._count_withheld(answer, root)
             self._check(answer, _CertainText(sequence, numeric_class), walk, is_drawn=drawn)
         certain, live = walk.certain, walk.state.live
@@ -368,6 +408,8 @@ class PickWatch:
             reason = "" if self._checker is None else self._checker.reason
             left_out = self.checks.left_out + len(named.places)
             self.checks = replace(self.checks, reason=reason, left_out=left_out)
+            if reason:  # nobody will ever pass
+                self._held.clear()
             return
         worst = max(range(len(gaps)), key=gaps.__getitem__)
         largest = max(self.checks.largest_gap, gaps[worst])
@@ -379,10 +421,15 @@ class PickWatch:
             self._convict(
                 tail, f"picked token {token} at position {place + 1}, and its own final row {what} (honest: {bound:g})"
             )
+        elif self._checker is not None and tail.peer not in self.refuted:
+            self._checker.has_passed(tail.peer)
+            self._held.pop(tail.peer, None)
 
     def _convict(self, tail: RouteHop, reason: str) -> None:
         if tail.peer in self.refuted:
             return
+        if self._checker is not None:
+            self._checker.passed.pop(tail.peer, None)
         error = self.refuted[tail.peer] = PicksRefuted(tail.peer, str(tail.span), reason)
         self.checks = replace(self.checks, refuted=(*self.checks.refuted, tail.peer))
         self._refute(error)
@@ -390,9 +437,10 @@ class PickWatch:
     # What follows
 
     async def settle(self) -> None:
-        """At the end of a text: wait for its checks, where every pick is to be checked."""
-        if self._open and self._checker is not None and self._checker.share >= 1:
-            await asyncio.wait(self._open, timeout=SETTLE_S)
+        """At the end of a text: wait for its checks, where every pick is to be checked, or nothing was shown yet."""
+        if self._open and self._checker is not None and (self._checker.share >= 1 or self.holds):
+            limit_s = SETTLE_S if self._checker.share >= 1 else max(self._held.values()) - time.monotonic()
+            await asyncio.wait(self._open, timeout=limit_s)
 
     def right_tokens(self) -> int:
         """Tokens of the text before the first one that a refuted tail gave."""
@@ -406,4 +454,4 @@ class PickWatch:
         self._by, self._asked = {}, {}
         for peer in self.refuted:
             self._seen[peer] = 0
-        self.refuted, self._open = {}, set()
+        self.refuted, self._open, self._held = {}, set(), {}

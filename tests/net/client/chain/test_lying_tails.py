@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -237,6 +238,57 @@ async def test_a_stream_says_that_what_it_showed_was_another_text_and_goes_on_fr
     assert rest[-1].result is not None
     assert rest[-1].result.tokens == wanted.tokens
     assert changed.value.text + "".join(piece.text for piece in rest) == wanted.text
+
+
+async def test_nothing_of_a_new_tail_that_lies_is_shown(
+    honest: AsyncSwarm, here: InProcessSwarm, liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default options; a text may be over before it is checked."""
+    wanted = await honest.generate(IDS, **SAMPLED)
+    picks_at_random(monkeypatch, liar)
+    monkeypatch.setattr(pick_watch, "HOLD_S", 60.0)  # however busy the machine is
+    for count in (40, 2):
+        liar.models.clear()
+        async with here.client(draft=DRAFT, check_picks=CHECKED_PICKS) as client:
+            pieces = [piece async for piece in client.stream(IDS, **SAMPLED | {"max_new_tokens": count})]
+            assert pieces[-1].result is not None
+            assert len(pieces[-1].result.stats.picks.refuted) == 1
+            assert tuple(token for piece in pieces for token in piece.tokens) == wanted.tokens[:count]
+
+
+@pytest.mark.parametrize("hold_s", [60.0, 0.0], ids=["until a check passed", "no longer than that"])
+async def test_only_the_first_text_of_a_tail_is_held(
+    hold_s: float, here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No check ends before the third reply; of a tail that passed one, the first reply is shown at once."""
+    gaps, note = HeadChecker._gaps, PickWatch.note
+    may_check, notes = threading.Event(), 0
+    first: list[int] = []
+
+    def late(checker: HeadChecker, job: Any) -> list[float]:  # noqa: ANN401
+        may_check.wait()
+        return gaps(checker, job)
+
+    def noted(watch: PickWatch, *given: Any) -> None:  # noqa: ANN401
+        nonlocal notes
+        note(watch, *given)
+        notes += 1
+        if notes == 3:
+            may_check.set()
+
+    monkeypatch.setattr(HeadChecker, "_gaps", late)
+    monkeypatch.setattr(PickWatch, "note", noted)
+    monkeypatch.setattr(pick_watch, "HOLD_S", hold_s)
+    async with here.client(draft=DRAFT, check_picks=CHECKED_PICKS) as client:
+        for _ in range(2):
+            notes = 0
+            may_check.clear()
+            async for piece in client.stream(IDS, **SAMPLED, trace=True):
+                if piece.sweeps and len(first) < 2:
+                    first.append(len(piece.sweeps))
+                    break
+            may_check.set()
+    assert (first[0] >= 3, first[1]) == (hold_s > 0, 1)
 
 
 async def test_a_stream_of_which_nothing_wrong_was_shown_just_goes_on(
