@@ -38,6 +38,9 @@ IDS = prompt(4, 24)
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5, "max_new_tokens": 40, "nodes": 4}
 PENALISED: dict[str, Any] = {**SAMPLED, "frequency_penalty": 1.5, "repetition_penalty": 1.4}
 SCHEMA = Grammar("json_schema", json.dumps({"properties": {"year": {"type": "integer"}}, "required": ["year"]}))
+ALL = {"required": ["name", "arguments"]}
+COMMAND = {"properties": {"command": {"type": "string"}}, "required": ["command"]}
+CALL = Grammar("json_schema", json.dumps({"properties": {"name": {"const": "run"}, "arguments": COMMAND}, **ALL}))
 FAVOURED = 11
 Picks = Callable[[SweepRun, AskedPicks, Sequence[int]], Sequence[int]]
 
@@ -382,6 +385,34 @@ async def test_a_conversation_whose_session_broke_checks_the_grammar_again(
         monkeypatch.setattr(Tail, "expect_masks", lambda tail, run: None)
         with pytest.raises(GenerationInterrupted, match="the grammar does not take"):
             await chat.say("Which year is it?", grammar=SCHEMA)
+
+
+def names_another(patch: pytest.MonkeyPatch, liar: Liar, *, is_allowed: bool) -> None:
+    """Pick the last token of those that the grammar takes, or the first of those that it does not."""
+
+    @torch.inference_mode()
+    def change(run: SweepRun, logits: torch.Tensor) -> None:
+        logits.neg_()
+
+    if is_allowed:
+        prepares_as(patch, liar, change)
+    else:
+        picks_as(patch, liar, lambda run, asked, tokens: [4_001 - token % 7 for token in tokens])
+
+
+@pytest.mark.parametrize("is_allowed", [False, True], ids=["of a form that is forbidden", "with other arguments"])
+async def test_a_forged_tool_call(
+    is_allowed: bool, honest: AsyncSwarm, here: InProcessSwarm, liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the grammar forbids is never taken. Free arguments are the tail's to choose, but for its own rows."""
+    options: dict[str, Any] = {**SAMPLED, "grammar": CALL}
+    wanted = await honest.generate(IDS, **options)
+    names_another(monkeypatch, liar, is_allowed=is_allowed)
+    for share in (0.0, 1.0):
+        async with here.client(draft=DRAFT, check_picks=share) as client:
+            found = await client.generate(IDS, **options)
+        is_found = share > 0 or not is_allowed
+        assert (found.tokens == wanted.tokens) == bool(found.stats.repairs) == is_found
 
 
 async def test_by_default_rows_of_each_tails_first_picks_and_of_a_share_of_the_others_are_asked_for(
