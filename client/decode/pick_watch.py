@@ -1,7 +1,8 @@
 """What a client knows of its tail's picks: who gave which token, and whether a final row gives it (P10).
 
-    a sweep leaves   drawn? ──▶ it asks for final rows
-    its reply        rows of the text's own nodes ──▶ a thread: the head, rules, noise ──▶ gaps
+    a sweep leaves   a tail's first ones ask for final rows
+    its reply        no rows: some picks are drawn now, and the tail is asked for the rows of those
+    rows             of the text's own nodes ──▶ a thread: the head, rules, noise ──▶ gaps
     a gap too large  the tail is refuted: everything that it picked is taken back
     none too large   what it gives may be shown at once, in this text and in the client's later ones
 
@@ -17,12 +18,12 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
@@ -59,6 +60,8 @@ AUTO_BYTES: Final = 1 << 30
 """The largest output matrix that is loaded unasked."""
 AUTO_READ_BYTES: Final = 4 << 30
 """So many bytes of weights are read unasked to learn whether they are the swarm's."""
+MAX_LATE: Final = 4
+"""Times that tails are asked at once for rows after which they picked."""
 SETTLE_S: Final = 10.0
 """How long the end of a text waits for its checks, where all of them were asked for."""
 HOLD_S: Final = 2.0
@@ -142,6 +145,19 @@ class _PickJob:
     named: NamedPicks
     dtype: torch.dtype
     bound: float
+
+
+class Tails(Protocol):
+    """What the checks of a text need of its chain."""
+
+    def refute(self, error: PicksRefuted, /) -> None:
+        """Leave a tail; called once for each."""
+
+    def beside(self, work: Coroutine[object, object, None], /) -> object:
+        """Start work that ends with the chain."""
+
+    async def final_rows(self, tail: RouteHop, nodes: Sequence[TreeNodeId], /) -> Rows | None:
+        """The final rows after which it picked; None where it does not show them."""
 
 
 class HeadChecker:
@@ -253,7 +269,7 @@ class PickWatch:
         doubts: Doubts,
         sampling: Sampling,
         given: int,
-        refute: Callable[[PicksRefuted], None],
+        tails: Tails,
     ) -> None:
         """Begin.
 
@@ -262,17 +278,19 @@ class PickWatch:
             doubts: hear how often picks are what the draft lets expect.
             sampling: how the tail picks.
             given: tokens of the text that are there already.
-            refute: called once for each tail that is convicted.
+            tails: of the text's chain.
         """
         self.checks = PickChecks()
         self.refuted: dict[str, PicksRefuted] = {}
         self._checker = None if sampling.multistep and sampling.temperature else checker
-        self._doubts, self._sampling, self._refute = doubts, sampling, refute
+        self._doubts, self._sampling, self._tails = doubts, sampling, tails
         self._rng = random.SystemRandom()  # nobody else may foresee what is checked
         self._authors: list[RouteHop | None] = [None] * given
         self._by: dict[TreeNodeId, RouteHop | None] = {}
         self._seen: Counter[str] = Counter()
         self._withheld: Counter[str] = Counter()
+        self._missed: Counter[str] = Counter()
+        self._late = 0
         self._asked: dict[int, TreeNodeId | None] = {}
         self._open: set[asyncio.Future[list[float]]] = set()  # of what the text has now
         self._held: dict[str, float] = {}  # until when, at most, by tail
@@ -285,10 +303,16 @@ class PickWatch:
     # What is asked for
 
     def asks(self, route: Route) -> bool:
-        """Whether the next sweep, over this route, is to bring final rows because picks are checked."""
+        """Whether the next sweep, over this route, is to bring final rows because picks are checked.
+
+        A tail knows that before it picks. So it is asked later, but where its first picks are checked, or all are, or
+        it does not show rows later.
+        """
         if self._checker is None or self._checker.bound(route.numeric_class) is None:
             return False
-        return self._seen[route.hops[-1].peer] < FIRST_PICKS or self._rng.random() < self._checker.share
+        peer = route.hops[-1].peer
+        is_new, is_mute = self._seen[peer] < FIRST_PICKS, self._missed[peer] >= MAX_WITHHELD
+        return is_new or is_mute or self._checker.share >= 1
 
     def asked(self, sequence: int, root: TreeNodeId | None) -> None:
         """A sweep left that asks for them. Its root, where it has one, hangs from the tip: its row must come."""
@@ -316,7 +340,10 @@ class PickWatch:
             if peer not in self._checker.passed and self._checker.bound(numeric_class) is not None:
                 self._held.setdefault(peer, time.monotonic() + HOLD_S)
             self._count_withheld(answer, root)
-            self._check(answer, _CertainText(sequence, numeric_class), walk, is_drawn=drawn)
+            text = _CertainText(sequence, numeric_class)
+            self._check(answer, text, walk, is_drawn=drawn)
+            if answer.reply.rows is None and self._late < MAX_LATE:
+                self._draw_late(answer, text, walk.passed[:counted])
         certain, live = walk.certain, walk.state.live
         self._by = {node: tail for node, tail in self._by.items() if node in live or node == certain}
 
@@ -371,19 +398,60 @@ class PickWatch:
         chosen = self._drawn(positions, (text.sequence, tail), share)
         if not chosen:
             return
-        places = [position for _, position in chosen]
+        named = self._named(answer, text.sequence, [(answer.reply.row_ids[at], position) for at, position in chosen])
+        self._submit(tail, _PickJob(rows, [at for at, _ in chosen], named, _dtype(text.numeric_class), bound))
+
+    def _named(self, answer: Answer, sequence: Sequence[int], nodes: Sequence[tuple[TreeNodeId, int]]) -> NamedPicks:
+        """What was picked after these nodes of an answer, each with its place in the text."""
+        assert self._checker is not None, "it is asked by who checks"
         masks = answer.masks
         if masks is not None:
-            of_place = {TreeNodeId(position): masks.rows[answer.reply.row_ids[index]] for index, position in chosen}
+            of_place = {TreeNodeId(position): masks.rows[node] for node, position in nodes}
             masks = NodeMasks(of_place, masks.bits)
-        named = NamedPicks(text.sequence, places, self._sampling, checker.valid_tokens, masks)
-        future = checker.check(_PickJob(rows, [index for index, _ in chosen], named, _dtype(text.numeric_class), bound))
-        if future is None:
-            self.checks = replace(self.checks, left_out=self.checks.left_out + len(places))
+        places = [position for _, position in nodes]
+        return NamedPicks(sequence, places, self._sampling, self._checker.valid_tokens, masks)
+
+    def _draw_late(self, answer: Answer, text: _CertainText, passed: Sequence[TreeNodeId]) -> None:
+        """Draw some picks that just came, and ask their tail for the rows before them: it could not know which."""
+        tail, checker = answer.tail, self._checker
+        bound = None if checker is None else checker.bound(text.numeric_class)
+        if tail is None or checker is None or bound is None:
             return
-        self._seen[tail.peer] += len(places)
+        start, own = len(text.sequence) - len(passed) - 1, {node for node, _ in answer.reply.picks}
+        nodes = [
+            (node, start + place)
+            for place, node in enumerate(passed)
+            if node in own and self._by.get(node) == tail and self._rng.random() < checker.share
+        ]
+        if nodes:
+            named = self._named(answer, text.sequence, nodes)
+            self._late += 1
+            self._tails.beside(self._check_late(tail, [node for node, _ in nodes], named, text.numeric_class))
+
+    async def _check_late(
+        self, tail: RouteHop, nodes: Sequence[TreeNodeId], named: NamedPicks, numeric_class: str
+    ) -> None:
+        before, bound = self._open, bound_of(numeric_class)
+        try:
+            rows = await self._tails.final_rows(tail, nodes)
+        finally:
+            self._late -= 1
+        if rows is None:
+            self._missed[tail.peer] += 1
+        elif self._open is before and bound is not None:  # else the text went on without these picks
+            self.checks = replace(self.checks, row_bytes=self.checks.row_bytes + len(rows.data))
+            self._submit(tail, _PickJob(rows, range(len(nodes)), named, _dtype(numeric_class), bound))
+
+    def _submit(self, tail: RouteHop, job: _PickJob) -> None:
+        assert self._checker is not None, "it is asked by who checks"
+        future = self._checker.check(job)
+        count = len(job.places)
+        if future is None:
+            self.checks = replace(self.checks, left_out=self.checks.left_out + count)
+            return
+        self._seen[tail.peer] += count
         self._open.add(future)
-        future.add_done_callback(lambda done: self._judge(done, tail, named, bound))
+        future.add_done_callback(lambda done: self._judge(done, tail, job.named, job.bound))
 
     def _drawn(
         self, positions: Sequence[int | None], said: tuple[Sequence[int], RouteHop], share: float
@@ -432,7 +500,7 @@ class PickWatch:
             self._checker.passed.pop(tail.peer, None)
         error = self.refuted[tail.peer] = PicksRefuted(tail.peer, str(tail.span), reason)
         self.checks = replace(self.checks, refuted=(*self.checks.refuted, tail.peer))
-        self._refute(error)
+        self._tails.refute(error)
 
     # What follows
 

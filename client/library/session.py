@@ -187,7 +187,7 @@ class Session:
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
         self._follow_grammar(state)
         state.watch = watch = PickWatch(
-            self.checker, self.nearby.doubts, state.sampling, len(state.text.tokens), self.chain.refute
+            self.checker, self.nearby.doubts, state.sampling, len(state.text.tokens), self.chain
         )
         try:
             with state.with_drafter():

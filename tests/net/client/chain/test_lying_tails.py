@@ -22,6 +22,7 @@ from client import AsyncSwarm
 from client.base.options import CHECKED_PICKS, Grammar
 from client.decode import pick_watch
 from client.decode.pick_watch import HeadChecker, HeadFiles, PickWatch
+from node.session.settle import HopCommitments
 from node.session.sweep_run import AskedPicks, SweepRun
 from node.session.tail import Tail
 from swarm.base.errors import GenerationInterrupted, PicksRefuted, TextChanged, UnsupportedModel
@@ -29,6 +30,7 @@ from swarm.compute.ragged_batch import load_whole
 from swarm.compute.row_codec import encode_rows, lossless_codec
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Want
+from swarm.routing.route import Route
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import engine_of, prompt
 
@@ -263,7 +265,7 @@ async def test_nothing_of_a_new_tail_that_lies_is_shown(
 async def test_only_the_first_text_of_a_tail_is_held(
     hold_s: float, here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No check ends before the third reply; of a tail that passed one, the first reply is shown at once."""
+    """No check ends before the third reply to a tree; of a tail that passed one, the first reply is shown at once."""
     gaps, note = HeadChecker._gaps, PickWatch.note
     may_check, notes = threading.Event(), 0
     first: list[int] = []
@@ -276,7 +278,7 @@ async def test_only_the_first_text_of_a_tail_is_held(
         nonlocal notes
         note(watch, *given)
         notes += 1
-        if notes == 3:
+        if notes == 4:  # one of them may be the prompt's
             may_check.set()
 
     monkeypatch.setattr(HeadChecker, "_gaps", late)
@@ -291,7 +293,7 @@ async def test_only_the_first_text_of_a_tail_is_held(
                     first.append(len(piece.sweeps))
                     break
             may_check.set()
-    assert (first[0] >= 3, first[1]) == (hold_s > 0, 1)
+    assert (first[0] >= 3, first[1]) == (hold_s > 0, 1), first
 
 
 async def test_a_stream_of_which_nothing_wrong_was_shown_just_goes_on(
@@ -423,6 +425,47 @@ async def test_by_default_rows_of_each_tails_first_picks_and_of_a_share_of_the_o
         checks = (await client.generate(IDS, **SAMPLED)).stats.picks
     assert pick_watch.FIRST_PICKS <= checks.judged < 2 * pick_watch.FIRST_PICKS
     assert 0 < checks.row_bytes < 3 * pick_watch.FIRST_PICKS * 192 * 4
+
+
+async def test_a_tail_that_is_honest_where_rows_are_asked_for_is_asked_later(
+    honest: AsyncSwarm, here: InProcessSwarm, liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which picks are checked is drawn once they are there."""
+    wanted = await honest.generate(IDS, **SAMPLED)
+
+    def change(run: SweepRun, asked: AskedPicks, tokens: Sequence[int]) -> Sequence[int]:
+        want = run.work.frame.sweep.want
+        return tokens if want is not None and want.hidden_rows else [(token + 1) % 4_000 for token in tokens]
+
+    picks_as(monkeypatch, liar, change)
+    monkeypatch.setattr(random.SystemRandom, "random", lambda rng: 0.0)
+    async with here.client(draft=DRAFT, check_picks=CHECKED_PICKS) as client:
+        found = await client.generate(IDS, **SAMPLED)
+    assert found.tokens == wanted.tokens
+    assert len(found.stats.picks.refuted) == 1
+    assert min(liar.judged) >= pick_watch.FIRST_PICKS
+
+
+async def test_a_tail_that_shows_no_rows_later_is_asked_in_every_sweep(
+    here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lack the memory: that accuses nobody."""
+    monkeypatch.setattr(random.SystemRandom, "random", lambda rng: 0.0)
+    monkeypatch.setattr(HopCommitments, "picked", lambda commitments, nodes: None)
+    asked: list[bool] = []
+    asks = PickWatch.asks
+
+    def noted(watch: PickWatch, route: Route) -> bool:
+        asked.append(asks(watch, route))
+        return asked[-1]
+
+    monkeypatch.setattr(PickWatch, "asks", noted)
+    async with here.client(draft=DRAFT, check_picks=CHECKED_PICKS) as client:
+        found = await client.generate(IDS, **SAMPLED)
+    assert found.stats.picks.refuted == ()
+    assert asked[0]
+    assert not all(asked)
+    assert asked[-1]
 
 
 async def test_nothing_is_asked_for_without_a_head_or_a_bound(
