@@ -39,7 +39,7 @@ SETTLE_S = 30.0
 """How long a hop keeps what it settled, after its session."""
 MAX_SETTLED = 256
 """Sessions that are over, of which something is kept."""
-PICKED_BYTES = 4 << 20
+PICKED_BYTES = 2 << 20
 """Final rows of a session's newest picks that a tail keeps, for a client that asks for some once it has the picks."""
 MAX_BEHIND = 256
 """Messages that wait to be hashed; the next one is hashed at once, so memory stays bounded."""
@@ -69,10 +69,14 @@ class HopCommitments:
         return len(self._picked) * next(iter(self._picked.values())).size_bytes if self._picked else 0
 
     def drop(self) -> None:
-        """Give leaves and final rows up for want of memory."""
-        self._picked = {}
+        """Give leaves up for want of memory."""
         for stream in (*self._received, *self._sent):
             stream.drop()
+
+    def forget_picked(self) -> int:
+        """Give final rows up, for want of memory or at the end; how many bytes that was."""
+        freed, self._picked = self._picked_bytes, {}
+        return freed
 
     def stop(self) -> None:
         """Commit to nothing any more: two machines of one hop send what none of them answers for alone."""
