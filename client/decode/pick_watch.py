@@ -185,6 +185,10 @@ class HeadChecker:
         """The largest gap of an honest pick of such a tail; None where its picks cannot be checked."""
         return None if self.reason or not self.share else bound_of(numeric_class)
 
+    def expect(self, fingerprint: str) -> None:
+        """The swarm serves this model: other weights have another head."""
+        self._files = replace(self._files, fingerprint=fingerprint)
+
     def prepare(self, numeric_class: str) -> None:
         """Load the head beside the opening of a route of such machines: its first text is held for the first check."""
         if self.bound(numeric_class) is not None:
