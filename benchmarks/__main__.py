@@ -47,7 +47,11 @@ PROGRAMS: Final = {
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""
 MODULES: Final = {"homes": "homes_faults", "network": "network_check"}
 """Names that differ from their module's."""
-PARTS: Final = {"audits": ("audits_honest", "audits_liars"), "codec": ("codec_cost", "codec_effect")}
+PARTS: Final = {
+    "audits": ("audits_honest", "audits_liars"),
+    "codec": ("codec_cost", "codec_effect"),
+    "wide_area": ("wide_area", "own_layers"),
+}
 """Tables of the benchmarks that make more than one. All others make one, which is called like them."""
 
 

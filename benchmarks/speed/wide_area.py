@@ -5,6 +5,7 @@ method, in turns; the parts of a sweep's floor are timed bare between the pairs.
 intervals.
 
     sudo python -m benchmarks wide_area --record
+    sudo python -m benchmarks wide_area --own-layers --record
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks.emulation.network_check import check
 from benchmarks.emulation.swarm import SPANS, covered, hosted_swarm
 from benchmarks.sheet import RESULTS, Recording, Sheet
 from benchmarks.simulation.acceptance import demo_prompts
+from benchmarks.speed import own_layers
 from benchmarks.speed.bare import BareTimer, BareTimes
 from benchmarks.speed.decoding_methods import TREES, Case, Method, canopy_methods, one_machine_methods, star_methods
 from benchmarks.speed.star import open_star
@@ -136,6 +138,8 @@ class Options(Recording):
     """Prompts that go through all methods."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
     """Of sampling; 0 is greedy."""
+    own_layers: bool = False
+    """Measure what layers on own machines near by change, in place of all else."""
     kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
 
@@ -298,6 +302,11 @@ def main() -> None:
         return
     options = tyro.cli(Options)
     console = make_console()
+    if options.own_layers:
+        with tempfile.TemporaryDirectory(prefix="canopy-own-") as folder:
+            runs = asyncio.run(own_layers.measure(options.pairs, options.kind, Path(folder), console))
+        own_layers.sheet(runs, options.pairs).finish(console, options)
+        return
     made = asyncio.run(run(options, console))
     made.finish(console, options)
     if any(row[-1] == "NO" for row in made.rows):

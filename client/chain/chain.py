@@ -57,7 +57,7 @@ from swarm.base.errors import (
     RouteError,
     SwarmError,
 )
-from swarm.base.ids import PeerId
+from swarm.base.ids import PeerId, TreeNodeId
 from swarm.base.tasks import TaskScope
 from swarm.compute.grammars import GrammarPlace
 from swarm.link.dial import Connection, Dialer
@@ -414,6 +414,14 @@ class Chain:
         """A tail was convicted by its own rows: it is left, and `answer` says so before anything else."""
         self._answers.refute(error)
         self.on_trouble(error)
+
+    async def final_rows(self, tail: RouteHop, nodes: Sequence[TreeNodeId]) -> Rows | None:
+        """The final rows after which a tail picked, as it shows them afterwards (S5); None where it does not."""
+        with suppress(SwarmError, grpc.aio.AioRpcError, TimeoutError):
+            rows = await Settler(self._key, TextLog(), self._connection).final(tail, nodes)
+            self._owner.check_rows(rows)
+            return rows
+        return None
 
     def forget_refuted(self) -> None:
         """What they picked is taken back: `answer` need not say it any more."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -22,8 +23,10 @@ from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.limits import MAX_SHOWN_NODES
 from swarm.protocol.messages import (
+    Codec,
     HopTime,
     RouteHop,
+    Rows,
     Settle,
     Show,
     Shown,
@@ -214,6 +217,19 @@ class Settler:
                 case _:
                     raise RemoteProtocolError("rows", "are no rows")
         return found
+
+    async def final(self, tail: RouteHop, nodes: Sequence[TreeNodeId]) -> Rows:
+        """The final rows after which a tail picked, asked for once it has said what it picked.
+
+        Raises:
+            SwarmError: it does not show them.
+        """
+        part = await self._show(tail, Show(self._key.session, sent=True, nodes=tuple(nodes)))
+        match _unpacked(part.data):
+            case [str(codec), int(count), int(width), bytes(data)] if count == len(nodes):
+                with suppress(ValueError):
+                    return Rows(Codec(codec), count, width, data)
+        raise RemoteProtocolError("rows", "are not those that were asked for")
 
     async def _show(self, hop: RouteHop, asked: Show) -> ShowReply:
         answer = wire.decode_shown(await self._asked(hop, wire.encode_show(asked)))

@@ -225,6 +225,8 @@ class DraftWorker:
             self._is_working = False
 
 
+HOLD_STEP_MS = 10.0
+"""How often to look whether text that is held may be shown, while nothing else happens."""
 MAX_EXTENSION_DRAFTS = 64
 """Times that the drafter is asked for one further sweep."""
 
@@ -312,9 +314,20 @@ class Generation:
         await self._prefill()
         while not self.state.text.stopped and self.state.tokens_left > 0:
             await self._draft()
+            if await self._is_released():
+                yield ""
             answer = await self._chain.answer()  # verify: the target's pick after every node of a sweep
             yield self._accept(answer)
         await self._worker.learn(self._window)
+
+    async def _is_released(self) -> bool:
+        """Whether text that was held may be shown, before the next answer is there."""
+        watch = self.state.watch
+        if watch is None or self.state.is_held or not watch.holds:
+            return False
+        while watch.holds and not self._chain.has_answer:
+            await self._chain.idle(HOLD_STEP_MS)
+        return not watch.holds
 
     async def _draft(self) -> None:
         """Send a tree below the pending token; while it is in flight, send further nodes below it where that pays.

@@ -1,11 +1,13 @@
 """What a client knows of its tail's picks: who gave which token, and whether a final row gives it (P10).
 
-    a sweep leaves   drawn? ──▶ it asks for final rows
-    its reply        rows of the text's own nodes ──▶ a thread: the head, rules, noise ──▶ gaps
+    a sweep leaves   a tail's first ones ask for final rows
+    its reply        no rows: some picks are drawn now, and the tail is asked for the rows of those
+    rows             of the text's own nodes ──▶ a thread: the head, rules, noise ──▶ gaps
     a gap too large  the tail is refuted: everything that it picked is taken back
+    none too large   what it gives may be shown at once, in this text and in the client's later ones
 
-`HeadChecker` is a client's thread and heads; `PickWatch` is one generation's. Nothing waits for a check: what does not
-fit its queue is not checked. Owns no text and no route.
+`HeadChecker` is a client's thread, heads and tails that passed; `PickWatch` is one generation's. No sweep waits for a
+check: what does not fit its queue is not checked. Owns no text and no route.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import asyncio
 import logging
 import math
 import random
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
@@ -56,8 +60,14 @@ AUTO_BYTES: Final = 1 << 30
 """The largest output matrix that is loaded unasked."""
 AUTO_READ_BYTES: Final = 4 << 30
 """So many bytes of weights are read unasked to learn whether they are the swarm's."""
+MAX_LATE: Final = 4
+"""Times that tails are asked at once for rows after which they picked."""
 SETTLE_S: Final = 10.0
 """How long the end of a text waits for its checks, where all of them were asked for."""
+HOLD_S: Final = 2.0
+"""What a tail gives that never passed a check is not shown for so long after its first pick, or until one passed."""
+MAX_PASSED: Final = 64
+"""Tails that passed which a client remembers, the newest."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +87,13 @@ class HeadFiles:
     revision: str | None
     fingerprint: str
     is_asked: bool = False
+
+    def warm_up(self) -> None:
+        """Read what a head needs beside weights; errors are those of `load`, which tells them."""
+        from swarm.files.text_classes import class_of  # brings every model's base, 2 s
+
+        with suppress(SwarmError, OSError):
+            class_of(target_names(self.model, self.revision).config)
 
     def load(self, numeric_class: NumericClass) -> OutputHead:
         """Load it, as tails of a class hold it.
@@ -131,6 +148,25 @@ class _PickJob:
     bound: float
 
 
+class Tails(Protocol):
+    """What the checks of a text need of its chain."""
+
+    def refute(self, error: PicksRefuted, /) -> None:
+        """Leave a tail; called once for each."""
+
+    def beside(self, work: Coroutine[object, object, None], /) -> object:
+        """Start work that ends with the chain."""
+
+    async def final_rows(self, tail: RouteHop, nodes: Sequence[TreeNodeId], /) -> Rows | None:
+        """The final rows after which it picked; None where it does not show them."""
+
+
+def _parsed(numeric_class: str) -> NumericClass:
+    kind = NumericClass.parse(numeric_class)
+    assert kind is not None, "it has a bound"
+    return kind
+
+
 class HeadChecker:
     """Checks picks of all of a client's texts, one reply after the other, on a thread of its own.
 
@@ -138,21 +174,39 @@ class HeadChecker:
         share: of the picks, how many are checked beside each tail's first ones.
         valid_tokens: ids from here on are padding.
         reason: why nothing can be checked; empty while that may be.
+        passed: tails whose first checked picks were right, the newest last.
     """
 
     def __init__(self, files: HeadFiles, share: float, valid_tokens: int) -> None:
-        """Load nothing yet."""
+        """Load no weights yet."""
         self.share, self.valid_tokens, self.reason = share, valid_tokens, ""
+        self.passed: dict[str, None] = {}
         self._files = files
         self._heads: dict[NumericClass, OutputHead] = {}
         usual = torch.get_num_threads()
         self._thread = ThreadPoolExecutor(1, "picks", initializer=use_threads, initargs=(1, usual))
-        self._thread.submit(int)  # it lives as long as its client
+        self._thread.submit(files.warm_up)  # and the thread lives as long as its client
         self._waiting = 0
 
     def bound(self, numeric_class: str) -> float | None:
         """The largest gap of an honest pick of such a tail; None where its picks cannot be checked."""
         return None if self.reason or not self.share else bound_of(numeric_class)
+
+    def expect(self, fingerprint: str) -> None:
+        """The swarm serves this model: other weights have another head."""
+        self._files = replace(self._files, fingerprint=fingerprint)
+
+    def prepare(self, numeric_class: str) -> None:
+        """Load the head beside the opening of a route of such machines: its first text is held for the first check."""
+        if self.bound(numeric_class) is not None:
+            self._thread.submit(self._head, _parsed(numeric_class))
+
+    def has_passed(self, peer: str) -> None:
+        """Remember that what a tail gave first was right."""
+        self.passed.pop(peer, None)
+        self.passed[peer] = None
+        if len(self.passed) > MAX_PASSED:
+            del self.passed[next(iter(self.passed))]
 
     def check(self, job: _PickJob) -> asyncio.Future[list[float]] | None:
         """Check picks; None where too many wait."""
@@ -167,18 +221,21 @@ class HeadChecker:
     def _done(self) -> None:
         self._waiting -= 1
 
-    def _gaps(self, job: _PickJob) -> list[float]:
-        """On the thread."""
-        if self.reason:
-            return []
+    def _head(self, numeric_class: NumericClass) -> OutputHead | None:
+        """On the thread; None where there is none."""
         try:
-            if job.numeric_class not in self._heads:  # one at a time: texts are of one class mostly
-                self._heads = {job.numeric_class: self._files.load(job.numeric_class)}
+            if not self.reason and numeric_class not in self._heads:  # one at a time: texts are of one class mostly
+                self._heads = {numeric_class: self._files.load(numeric_class)}
         except (SwarmError, OSError, MemoryError, RuntimeError) as error:
             self.reason = str(error).partition("\n")[0]
             logger.info("picks are not checked: %s", self.reason)
+        return None if self.reason else self._heads[numeric_class]
+
+    def _gaps(self, job: _PickJob) -> list[float]:
+        """On the thread."""
+        head = self._head(job.numeric_class)
+        if head is None:
             return []
-        head = self._heads[job.numeric_class]
         rows = decode_rows(job.rows, head.dtype)[list(job.places), : head.hidden_size]
         return pick_gaps(head.logits(rows), job.named, job.bound)
 
@@ -216,7 +273,7 @@ class PickWatch:
         doubts: Doubts,
         sampling: Sampling,
         given: int,
-        refute: Callable[[PicksRefuted], None],
+        tails: Tails,
     ) -> None:
         """Begin.
 
@@ -225,29 +282,43 @@ class PickWatch:
             doubts: hear how often picks are what the draft lets expect.
             sampling: how the tail picks.
             given: tokens of the text that are there already.
-            refute: called once for each tail that is convicted.
+            tails: of the text's chain.
         """
         self.checks = PickChecks()
         self.refuted: dict[str, PicksRefuted] = {}
         self._checker = None if sampling.multistep and sampling.temperature else checker
-        self._doubts, self._sampling, self._refute = doubts, sampling, refute
+        self._doubts, self._sampling, self._tails = doubts, sampling, tails
         self._rng = random.SystemRandom()  # nobody else may foresee what is checked
         self._authors: list[RouteHop | None] = [None] * given
         self._by: dict[TreeNodeId, RouteHop | None] = {}
         self._seen: Counter[str] = Counter()
         self._withheld: Counter[str] = Counter()
+        self._missed: Counter[str] = Counter()
+        self._late = 0
         self._asked: dict[int, TreeNodeId | None] = {}
         self._open: set[asyncio.Future[list[float]]] = set()  # of what the text has now
+        self._held: dict[str, float] = {}  # until when, at most, by tail
+
+    @property
+    def holds(self) -> bool:
+        """Whether the text has tokens of a tail that never passed a check, and may soon pass one: show nothing yet."""
+        return bool(self._held) and time.monotonic() < max(self._held.values())
 
     # What is asked for
 
     def asks(self, route: Route) -> bool:
-        """Whether the next sweep, over this route, is to bring final rows because picks are checked."""
+        """Whether the next sweep, over this route, is to bring final rows because picks are checked.
+
+        A tail knows that before it picks. So it is asked later, but where its first picks are checked, or all are, or
+        it does not show rows later.
+        """
         if self._checker is None or self._checker.bound(route.numeric_class) is None:
             reason = "" if self._checker is None else self._checker.reason or why_unjudged(route.numeric_class)
             self.checks = replace(self.checks, reason=reason)
             return False
-        return self._seen[route.hops[-1].peer] < FIRST_PICKS or self._rng.random() < self._checker.share
+        peer = route.hops[-1].peer
+        is_new, is_mute = self._seen[peer] < FIRST_PICKS, self._missed[peer] >= MAX_WITHHELD
+        return is_new or is_mute or self._checker.share >= 1
 
     def asked(self, sequence: int, root: TreeNodeId | None) -> None:
         """A sweep left that asks for them. Its root, where it has one, hangs from the tip: its row must come."""
@@ -271,8 +342,14 @@ class PickWatch:
         drawn = answer.reply.sequence in self._asked
         root = self._asked.pop(answer.reply.sequence, None)
         if answer.tail is not None and self._checker is not None:
+            peer = answer.tail.peer
+            if peer not in self._checker.passed and self._checker.bound(numeric_class) is not None:
+                self._held.setdefault(peer, time.monotonic() + HOLD_S)
             self._count_withheld(answer, root)
-            self._check(answer, _CertainText(sequence, numeric_class), walk, is_drawn=drawn)
+            text = _CertainText(sequence, numeric_class)
+            self._check(answer, text, walk, is_drawn=drawn)
+            if answer.reply.rows is None and self._late < MAX_LATE:
+                self._draw_late(answer, text, walk.passed[:counted])
         certain, live = walk.certain, walk.state.live
         self._by = {node: tail for node, tail in self._by.items() if node in live or node == certain}
 
@@ -327,21 +404,60 @@ class PickWatch:
         chosen = self._drawn(positions, (text.sequence, tail), share)
         if not chosen:
             return
-        places = [position for _, position in chosen]
+        named = self._named(answer, text.sequence, [(answer.reply.row_ids[at], position) for at, position in chosen])
+        self._submit(tail, _PickJob(rows, [at for at, _ in chosen], named, _parsed(text.numeric_class), bound))
+
+    def _named(self, answer: Answer, sequence: Sequence[int], nodes: Sequence[tuple[TreeNodeId, int]]) -> NamedPicks:
+        """What was picked after these nodes of an answer, each with its place in the text."""
+        assert self._checker is not None, "it is asked by who checks"
         masks = answer.masks
         if masks is not None:
-            of_place = {TreeNodeId(position): masks.rows[answer.reply.row_ids[index]] for index, position in chosen}
+            of_place = {TreeNodeId(position): masks.rows[node] for node, position in nodes}
             masks = NodeMasks(of_place, masks.bits)
-        named = NamedPicks(text.sequence, places, self._sampling, checker.valid_tokens, masks)
-        kind = NumericClass.parse(text.numeric_class)
-        assert kind is not None, "it has a bound"
-        future = checker.check(_PickJob(rows, [index for index, _ in chosen], named, kind, bound))
-        if future is None:
-            self.checks = replace(self.checks, left_out=self.checks.left_out + len(places))
+        places = [position for _, position in nodes]
+        return NamedPicks(sequence, places, self._sampling, self._checker.valid_tokens, masks)
+
+    def _draw_late(self, answer: Answer, text: _CertainText, passed: Sequence[TreeNodeId]) -> None:
+        """Draw some picks that just came, and ask their tail for the rows before them: it could not know which."""
+        tail, checker = answer.tail, self._checker
+        bound = None if checker is None else checker.bound(text.numeric_class)
+        if tail is None or checker is None or bound is None:
             return
-        self._seen[tail.peer] += len(places)
+        start, own = len(text.sequence) - len(passed) - 1, {node for node, _ in answer.reply.picks}
+        nodes = [
+            (node, start + place)
+            for place, node in enumerate(passed)
+            if node in own and self._by.get(node) == tail and self._rng.random() < checker.share
+        ]
+        if nodes:
+            named = self._named(answer, text.sequence, nodes)
+            self._late += 1
+            self._tails.beside(self._check_late(tail, [node for node, _ in nodes], named, text.numeric_class))
+
+    async def _check_late(
+        self, tail: RouteHop, nodes: Sequence[TreeNodeId], named: NamedPicks, numeric_class: str
+    ) -> None:
+        before, bound = self._open, bound_of(numeric_class)
+        try:
+            rows = await self._tails.final_rows(tail, nodes)
+        finally:
+            self._late -= 1
+        if rows is None:
+            self._missed[tail.peer] += 1
+        elif self._open is before and bound is not None:  # else the text went on without these picks
+            self.checks = replace(self.checks, row_bytes=self.checks.row_bytes + len(rows.data))
+            self._submit(tail, _PickJob(rows, range(len(nodes)), named, _parsed(numeric_class), bound))
+
+    def _submit(self, tail: RouteHop, job: _PickJob) -> None:
+        assert self._checker is not None, "it is asked by who checks"
+        future = self._checker.check(job)
+        count = len(job.places)
+        if future is None:
+            self.checks = replace(self.checks, left_out=self.checks.left_out + count)
+            return
+        self._seen[tail.peer] += count
         self._open.add(future)
-        future.add_done_callback(lambda done: self._judge(done, tail, named, bound))
+        future.add_done_callback(lambda done: self._judge(done, tail, job.named, job.bound))
 
     def _drawn(
         self, positions: Sequence[int | None], said: tuple[Sequence[int], RouteHop], share: float
@@ -366,6 +482,8 @@ class PickWatch:
             reason = "" if self._checker is None else self._checker.reason
             left_out = self.checks.left_out + len(named.places)
             self.checks = replace(self.checks, reason=reason, left_out=left_out)
+            if reason:  # nobody will ever pass
+                self._held.clear()
             return
         worst = max(range(len(gaps)), key=gaps.__getitem__)
         largest = max(self.checks.largest_gap, gaps[worst])
@@ -377,20 +495,26 @@ class PickWatch:
             self._convict(
                 tail, f"picked token {token} at position {place + 1}, and its own final row {what} (honest: {bound:g})"
             )
+        elif self._checker is not None and tail.peer not in self.refuted:
+            self._checker.has_passed(tail.peer)
+            self._held.pop(tail.peer, None)
 
     def _convict(self, tail: RouteHop, reason: str) -> None:
         if tail.peer in self.refuted:
             return
+        if self._checker is not None:
+            self._checker.passed.pop(tail.peer, None)
         error = self.refuted[tail.peer] = PicksRefuted(tail.peer, str(tail.span), reason)
         self.checks = replace(self.checks, refuted=(*self.checks.refuted, tail.peer))
-        self._refute(error)
+        self._tails.refute(error)
 
     # What follows
 
     async def settle(self) -> None:
-        """At the end of a text: wait for its checks, where every pick is to be checked."""
-        if self._open and self._checker is not None and self._checker.share >= 1:
-            await asyncio.wait(self._open, timeout=SETTLE_S)
+        """At the end of a text: wait for its checks, where every pick is to be checked, or nothing was shown yet."""
+        if self._open and self._checker is not None and (self._checker.share >= 1 or self.holds):
+            limit_s = SETTLE_S if self._checker.share >= 1 else max(self._held.values()) - time.monotonic()
+            await asyncio.wait(self._open, timeout=limit_s)
 
     def right_tokens(self) -> int:
         """Tokens of the text before the first one that a refuted tail gave."""
@@ -404,4 +528,4 @@ class PickWatch:
         self._by, self._asked = {}, {}
         for peer in self.refuted:
             self._seen[peer] = 0
-        self.refuted, self._open = {}, set()
+        self.refuted, self._open, self._held = {}, set(), {}

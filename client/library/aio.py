@@ -130,10 +130,16 @@ class AsyncSwarm:
                 loading = partial(load_drafter, model, target, wanted, wanted.revision)
                 loaded = await asyncio.get_running_loop().run_in_executor(drafting, loading)
             opened = wanted.registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True, membership=membership))
-            async with opened, _links(membership, opened, own, insecure=wanted.insecure) as (dialer, nearby, scope):
+            async with (
+                _checker(model, target, wanted) as checker,
+                opened,
+                _links(membership, opened, own, insecure=wanted.insecure) as (dialer, nearby, scope),
+            ):
                 identity = await find_in_swarm(target, opened, ModelSearch(peers, fingerprint, nearby.probe))
                 if membership.note_model is not None:
                     membership.note_model(identity.fingerprint)
+                if checker is not None:
+                    checker.expect(identity.fingerprint)
                 expected = EXPECTED_NODES if wanted.nodes is None else wanted.nodes
                 opener = SessionOpener(
                     *(target, identity, opened, dialer, peers, expected),
@@ -143,7 +149,7 @@ class AsyncSwarm:
                     aux_layers=aux_layers_of(loaded.drafter),
                     auditor=_auditor(dialer, nearby, scope, wanted.audit),
                     secret=await asyncio.to_thread(user_secret if wanted.calibration is not None else fresh_secret),
-                    checker=_checker(model, target, identity, wanted),
+                    checker=checker,
                 )
                 warm_up(drafting, loaded.drafter, target.hidden_size, wanted.threads)
                 drafters, defaults = Drafters(loaded.drafter, loaded.make_another), _defaults(target, wanted)
@@ -154,8 +160,6 @@ class AsyncSwarm:
                     with closing(factory):
                         yield cls(opener, factory, scope, loaded.notes)
                 finally:
-                    if opener.checker is not None:
-                        await asyncio.to_thread(opener.checker.close)
                     await asyncio.to_thread(loaded.save_calibrations)
 
     async def stream(
@@ -252,16 +256,19 @@ class AsyncSwarm:
                 yield piece
 
 
-def _checker(
-    model: str | Path, target: Target, identity: ModelIdentity, options: ConnectionOptions
-) -> HeadChecker | None:
+@asynccontextmanager
+async def _checker(model: str | Path, target: Target, options: ConnectionOptions) -> AsyncIterator[HeadChecker | None]:
     """What checks picks; whether it can is found out with the first text."""
     if not options.check_picks:
-        return None
+        yield None
+        return
     is_asked = options.head != AUTO_HEAD
-    revision = None if is_asked else options.revision
-    files = HeadFiles(options.head if is_asked else model, revision, identity.fingerprint, is_asked)
-    return HeadChecker(files, options.check_picks, target.valid_tokens)
+    files = HeadFiles(options.head if is_asked else model, None if is_asked else options.revision, "", is_asked)
+    checker = HeadChecker(files, options.check_picks, target.valid_tokens)
+    try:
+        yield checker
+    finally:
+        await asyncio.to_thread(checker.close)
 
 
 def _check(options: ConnectionOptions) -> tuple[tuple[str, ...], Membership, str | None]:

@@ -187,11 +187,14 @@ class Session:
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
         self._follow_grammar(state)
         state.watch = watch = PickWatch(
-            self.checker, self.nearby.doubts, state.sampling, len(state.text.tokens), self.chain.refute
+            self.checker, self.nearby.doubts, state.sampling, len(state.text.tokens), self.chain
         )
         try:
             with state.with_drafter():
                 async for text in self._generated(state, watch):
+                    if watch.holds and not state.is_held:
+                        told.is_late = True
+                        continue
                     if first_token == started and len(state.text.tokens) > state.resumed_tokens:
                         first_token = state.clock()
                     piece = told.piece(text)
@@ -533,6 +536,8 @@ class SessionOpener:
         refusals, ticket = Refusals(self.wait_s), os.urandom(TICKET_BYTES)
 
         def begin(route: Route, *, is_hasty: bool) -> ChainOpening:
+            if self.checker is not None:
+                self.checker.prepare(route.numeric_class)
             chain = self._chain(route, room)
             chain.wait_by(ticket)
             if is_hasty:
@@ -669,12 +674,17 @@ def _no_promise(name: str, left_out: Sequence[str], error: RouteError) -> RouteE
 
 
 class _ShownText:
-    """What of a generation's text its reader has; nothing before the end where the state is held."""
+    """What of a generation's text its reader has; nothing before the end where the state is held.
+
+    Attributes:
+        is_late: more is certain than was shown: it comes with the next piece.
+    """
 
     def __init__(self, state: GenerationState) -> None:
         self._state = state
         self._shown = state.text
         self._tokens, self._characters = len(state.text.tokens), len(state.text.text)
+        self.is_late = False
 
     def piece(self, text: str) -> Piece:
         """What is new, where `text` is what the last sweep brought.
@@ -686,7 +696,9 @@ class _ShownText:
         if state.text is not self._shown:
             if not self._is_again():
                 return Piece("")
-            text = state.text.text[self._characters :]
+            self.is_late = True
+        if self.is_late:
+            text, self.is_late = state.text.text[self._characters :], False
         if state.is_held or state.text.stopped or not (text or state.tracer is not None):
             return Piece("")  # the rest comes at the end
         return self._new(text)

@@ -55,6 +55,8 @@ class JournalBudget:
     def settle(self, paid_bytes: int, journal: Journal, commitments: HopCommitments) -> int:
         """Account for a journal that grew or shrank; without room for it, leaves are dropped, then the journal (R8).
 
+        Before either, the final rows that a tail keeps.
+
         Args:
             paid_bytes: what it and the leaves took at the last call.
             journal: the journal as it is now.
@@ -66,6 +68,8 @@ class JournalBudget:
         grown = journal.size_bytes + commitments.size_bytes - paid_bytes
         while grown > 0 and self._lacks(grown) and self.settled.give_way():
             pass
+        if grown > 0 and self._lacks(grown):
+            grown -= commitments.forget_picked()
         if grown > 0 and self._lacks(grown):
             commitments.drop()
             if self._lacks(journal.size_bytes - paid_bytes):

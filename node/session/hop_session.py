@@ -613,6 +613,7 @@ class HopSession:
             self._lease.cancel()
             self._upstreams.end()
             self._kv_cache = None  # its memory is free
+            self.commitments.forget_picked()
             if not self._sealed:
                 self.journal.drop()
                 self.commitments.drop()
@@ -714,6 +715,7 @@ class HopSession:
         if self._is_tail:
             self._answer(self._tail.reply(run, times), self.log.received.acked)
             self.commitments.answered()
+            self._account()
             return
         kept = None if len(run.work.run) == sweep.count else run.kept
         if self._next is not None:

@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -39,6 +39,8 @@ SETTLE_S = 30.0
 """How long a hop keeps what it settled, after its session."""
 MAX_SETTLED = 256
 """Sessions that are over, of which something is kept."""
+PICKED_BYTES = 2 << 20
+"""Final rows of a session's newest picks that a tail keeps, for a client that asks for some once it has the picks."""
 MAX_BEHIND = 256
 """Messages that wait to be hashed; the next one is hashed at once, so memory stays bounded."""
 
@@ -52,19 +54,29 @@ class HopCommitments:
         self._received: list[CommittedStream] = []
         self._sent: list[CommittedStream] = []
         self._final: dict[TreeNodeId, Rows] = {}
+        self._picked: dict[TreeNodeId, Rows] = {}  # replied already, the oldest first
         self._begun = self._done = 0  # messages: counted in the event loop, and on the thread
         self._is_stopped = False
         self.is_settled = False
 
     @property
     def size_bytes(self) -> int:
-        """Memory of leaves."""
-        return sum([stream.size_bytes for stream in (*self._received, *self._sent)])
+        """Memory of leaves, and of final rows that were picked after."""
+        return sum([stream.size_bytes for stream in (*self._received, *self._sent)]) + self._picked_bytes
+
+    @property
+    def _picked_bytes(self) -> int:
+        return len(self._picked) * next(iter(self._picked.values())).size_bytes if self._picked else 0
 
     def drop(self) -> None:
         """Give leaves up for want of memory."""
         for stream in (*self._received, *self._sent):
             stream.drop()
+
+    def forget_picked(self) -> int:
+        """Give final rows up, for want of memory or at the end; how many bytes that was."""
+        freed, self._picked = self._picked_bytes, {}
+        return freed
 
     def stop(self) -> None:
         """Commit to nothing any more: two machines of one hop send what none of them answers for alone."""
@@ -122,8 +134,11 @@ class HopCommitments:
         self._hash(stream, make)
 
     def answered(self) -> None:
-        """At the tail: rows whose picks were replied are of no more use."""
+        """At the tail: what was picked after these rows was replied; the newest are kept for a while."""
+        self._picked |= self._final
         self._final = {}
+        while self._picked_bytes > PICKED_BYTES:
+            del self._picked[next(iter(self._picked))]
 
     def _begin(self, side: list[CommittedStream], since: int, sender: str, receiver: str) -> None:
         if not self._is_stopped:
@@ -178,6 +193,14 @@ class HopCommitments:
         received, sent = ([settled(one, self._peer) for one in side] for side in (self._received, self._sent))
         return tuple(received), tuple(sent)
 
+    def picked(self, nodes: Sequence[int]) -> Rows | None:
+        """Final rows after which it picked; None where one is not kept."""
+        rows = [self._picked.get(TreeNodeId(node)) for node in nodes]
+        if not rows or None in rows:
+            return None
+        found = [row for row in rows if row is not None]
+        return replace(found[0], count=len(found), data=b"".join([bytes(row.data) for row in found]))
+
     def stream(self, show: Show) -> CommittedStream | None:
         """The stream that is asked for."""
         side = self._sent if show.sent else self._received
@@ -214,7 +237,9 @@ def _nodes_of(message: SweepFrame | Snapshot) -> Iterable[TreeNodeId]:
 
 
 def show(asked: Show, commitments: HopCommitments, journal: KeptRows) -> ShowReply:
-    """Leaves of a stream, or rows that were sent."""
+    """Leaves of a stream, or rows that were sent; of a tail, those of its newest picks, settled or not (S5)."""
+    if (rows := commitments.picked(asked.nodes)) is not None and rows.size_bytes <= SHOWN_BYTES:
+        return _packed(rows)
     if not commitments.is_settled:
         return ShowReply(Shown.UNKNOWN)
     return _rows(asked, journal) if asked.nodes else _leaves(asked, commitments)
@@ -246,6 +271,10 @@ def _rows(asked: Show, journal: KeptRows) -> ShowReply:
     rows = journal.find(nodes[: max(SHOWN_BYTES // max(one.size_bytes, 1), 1)])
     if rows is None:
         return ShowReply(Shown.UNKNOWN)
+    return _packed(rows)
+
+
+def _packed(rows: Rows) -> ShowReply:
     return ShowReply(Shown.HERE, msgpack.packb([rows.codec.value, rows.count, rows.width, bytes(rows.data)]))
 
 

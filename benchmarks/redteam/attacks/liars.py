@@ -15,12 +15,13 @@ from swarm.protocol.messages import HopTime, Reply, Rows, SweepFrame
 MIDDLE, TAIL = "0-9", "3-12"
 """What they serve: the chains that need the fewest machines lead over them."""
 SEEN_LATER: Final = (
-    "a machine that computes something else cannot be told from an honest one by a client that sees no rows; "
-    "its price is an identity that users do not prefer, and a second replica (--hedge) where there is one"
+    "no client sees layers, so a text that went over such a machine is another one, and nothing saves it: after 2 % of "
+    "texts a hop's part is computed again elsewhere, so each user names it within some hundred texts (audits); "
+    "its price until then is an identity that users do not prefer; --hedge tells of a difference, not who is wrong"
 )
 CHECKED_LATER: Final = (
-    "picks are repeated from final rows beside the text, so a short one may be over before its tail is named "
-    "(--check-picks 1 waits for that); whoever lacks the model's output matrix names nobody"
+    "nothing of a tail is shown before its first check, or two seconds; whoever lacks the model's output matrix checks "
+    "nothing and names nobody"
 )
 LONG_S = 20.0
 BELOW_SILENCE_S = 0.5

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.attacks.hops import faulty, stand
-from benchmarks.redteam.attacks.liars import SEEN_LATER, TAIL
+from benchmarks.redteam.attacks.liars import CHECKED_LATER, TAIL
 from benchmarks.redteam.byzantine import Lie, lying_hop
 from swarm.base.errors import ConfigError, SwarmError
 from swarm.demo import TARGET
@@ -73,7 +73,7 @@ async def escapes_in_reasons(fight: Fight) -> None:
     await stand(fight, faulty(FaultKind.MODEL_MISMATCH, reason=ESCAPES), spans=("0-12",) * 3)
 
 
-@attack("escapes-in-text", Kind.TERMINAL, lasts_s=25.0, limit=SEEN_LATER)
+@attack("escapes-in-text", Kind.TERMINAL, lasts_s=25.0, limit=CHECKED_LATER)
 async def escapes_in_text(fight: Fight) -> None:
     """A tail whose picks spell terminal escapes, while a user runs `client generate`."""
     fight.kit.scope.spawn(generate(fight, 2))

@@ -90,13 +90,13 @@ class Audited:
         await asyncio.sleep(0.01)
         return len(self.auditor.done) >= count
 
-    def let_lie(self, name: str, change: Change) -> None:
-        """Let a node send other rows than it computed."""
+    def let_lie(self, name: str, change: Change, is_due: Callable[[], bool] = lambda: True) -> None:
+        """Let a node send other rows than it computed, where that is due."""
         model, encode = self.nodes[name].sessions._context.model, SweepRun.encode
 
         def lying(run: SweepRun) -> None:
             encode(run)
-            if run.model is model and run.rows is not None and run.rows.count:
+            if run.model is model and run.rows is not None and run.rows.count and is_due():
                 run.rows = encode_rows(change(decode_rows(run.rows, torch.float32)), run.rows.codec)
 
         self.patch.setattr(SweepRun, "encode", lying)
@@ -193,6 +193,63 @@ async def test_who_lies_only_about_others_texts_names_itself(audited: Audited) -
     assert audit.asked[0] == audited.peer(liar)
     assert audit.named == audited.peer(liar), "not whom it accuses"
     assert "a1" in audited.nodes.route()
+
+
+async def judges(audited: Audited) -> tuple[str, str]:
+    """Of the two other holders of the middle, the one that is asked first, and the one that decides."""
+    first = (await audited.text(1)).asked[0]
+    return ("b1", "c1") if audited.peer("b1") == first else ("c1", "b1")
+
+
+async def test_a_third_machine_that_agrees_with_neither_decides_nothing(audited: Audited) -> None:
+    _, third = await judges(audited)
+    audited.let_lie("a1", scaled)
+    audited.let_lie(third, lambda rows: rows * 0.99)
+    audit = await audited.text(1)
+    assert isinstance(audit.verdict, Differs)
+    assert audited.peer(third) in audit.asked
+    assert audit.named is None
+
+
+async def test_two_judges_that_lie_alike_turn_a_client_away_from_an_honest_machine(audited: Audited) -> None:
+    """The limit of a majority: it convicts nobody before `swarm verify`, which recomputes."""
+    for judge in await judges(audited):
+        audited.let_lie(judge, scaled)
+    audit = await audited.text(1)
+    assert audit.named == audited.peer("a1")
+
+
+async def test_who_lies_in_some_texts_is_named_after_one_of_those(audited: Audited) -> None:
+    count = 0
+    audited.let_lie("a1", scaled, lambda: count == 2)
+    for count in range(3):
+        audit = await audited.text(1)
+        assert audit.hop.peer == audited.peer("a1")
+        assert audit.named == (audited.peer("a1") if count == 2 else None)
+
+
+async def test_who_lies_to_strangers_alone_names_itself_where_it_judges(audited: Audited) -> None:
+    """It is honest in texts of machines that the swarm lists. Nobody lists the client, which sends it an audit."""
+    liar, _ = await judges(audited)
+    model = audited.nodes[liar].sessions._context.model
+    listed = {node.peer_id for node in audited.nodes.nodes.values()}
+    senders: dict[int, str] = {}
+    attach, encode = HopSession.attach, SweepRun.encode
+
+    def noted(hop: HopSession, upstream: UpstreamStream, attached: Attach, sender: str) -> None:
+        senders[id(hop)] = sender
+        attach(hop, upstream, attached, sender)
+
+    def lying(run: SweepRun) -> None:
+        encode(run)
+        stranger = any(senders.get(id(hop)) not in listed for hop in audited.nodes[liar].sessions._open.values())
+        if run.model is model and stranger and run.rows is not None and run.rows.count:
+            run.rows = encode_rows(scaled(decode_rows(run.rows, torch.float32)), run.rows.codec)
+
+    audited.patch.setattr(HopSession, "attach", noted)
+    audited.patch.setattr(SweepRun, "encode", lying)
+    audit = await audited.text(1)
+    assert audit.named == audited.peer(liar)
 
 
 async def test_where_nobody_decides_nobody_is_named(audited: Audited) -> None:

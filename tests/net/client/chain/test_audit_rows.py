@@ -141,31 +141,53 @@ async def test_who_shows_other_rows_than_it_sent_frames_nobody(
     assert audit.named is None
 
 
-async def test_who_sends_other_rows_than_it_signs_is_a_matter_of_its_link(
-    auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def let_send_otherwise(liar: str, patch: pytest.MonkeyPatch) -> None:
+    """Let a machine send other rows than it signs."""
     push = SuccessorLink.push
-    liar = auditing["a1"].peer_id
 
     def lying(link: SuccessorLink, frame: SweepFrame) -> None:
         own = getattr(getattr(link._listener, "_context", None), "peer", None)
         if own == liar and frame.rows is not None and frame.rows.count:
-            values = decode_rows(frame.rows, torch.float32) * 1.01
+            values = decode_rows(frame.rows, torch.float32) * 2
             frame = replace(frame, rows=encode_rows(values, frame.rows.codec))
         push(link, frame)
 
-    monkeypatch.setattr(SuccessorLink, "push", lying)
+    patch.setattr(SuccessorLink, "push", lying)
     committed = HopCommitments.sent
 
     def honest(self: HopCommitments, receiver: str, since: int, message: SweepFrame | Snapshot, state: Any) -> None:  # noqa: ANN401
         if self._peer == liar and isinstance(message, SweepFrame) and message.rows is not None and message.rows.count:
-            values = decode_rows(message.rows, torch.float32) / 1.01
+            values = decode_rows(message.rows, torch.float32) / 2
             message = replace(message, rows=encode_rows(values, message.rows.codec))
         committed(self, receiver, since, message, state)
 
-    monkeypatch.setattr(HopCommitments, "sent", honest)
+    patch.setattr(HopCommitments, "sent", honest)
+
+
+async def test_who_sends_other_rows_than_it_signs_is_a_matter_of_its_link(
+    auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_send_otherwise(auditing["a1"].peer_id, monkeypatch)
     result = await auditing.client.generate(IDS, **TEXT)
     assert result.stats.repairs, "the two that signed different heads carry it while the text runs"
     auditor = auditing.client._opener.auditor
     assert auditor is not None
     assert not any(audit.named for audit in auditor.done)
+
+
+async def test_who_covers_for_the_hop_before_answers_for_its_lie(
+    auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It signs that it received what that one signed, not what came: so its own rows do not follow from it."""
+    let_send_otherwise(auditing["a0"].peer_id, monkeypatch)
+    received, accomplice = HopCommitments.received, auditing["a1"].peer_id
+
+    def covering(self: HopCommitments, message: SweepFrame | Snapshot, state: Any) -> None:  # noqa: ANN401
+        if self._peer == accomplice and message.rows is not None and message.rows.count:
+            values = decode_rows(message.rows, torch.float32) / 2
+            message = replace(message, rows=encode_rows(values, message.rows.codec))
+        received(self, message, state)
+
+    monkeypatch.setattr(HopCommitments, "received", covering)
+    audit = await audited(auditing, 1)
+    assert audit.named == accomplice, audit

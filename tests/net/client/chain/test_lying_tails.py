@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from client import AsyncSwarm
 from client.base.options import CHECKED_PICKS, Grammar
 from client.decode import pick_watch
 from client.decode.pick_watch import HeadChecker, HeadFiles, PickWatch
+from node.session.settle import HopCommitments
 from node.session.sweep_run import AskedPicks, SweepRun
 from node.session.tail import Tail
 from swarm.base.errors import GenerationInterrupted, PicksRefuted, TextChanged, UnsupportedModel
@@ -28,6 +30,7 @@ from swarm.compute.ragged_batch import load_whole
 from swarm.compute.row_codec import encode_rows, lossless_codec
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Want
+from swarm.routing.route import Route
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import engine_of, prompt
 
@@ -37,6 +40,9 @@ IDS = prompt(4, 24)
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5, "max_new_tokens": 40, "nodes": 4}
 PENALISED: dict[str, Any] = {**SAMPLED, "frequency_penalty": 1.5, "repetition_penalty": 1.4}
 SCHEMA = Grammar("json_schema", json.dumps({"properties": {"year": {"type": "integer"}}, "required": ["year"]}))
+ALL = {"required": ["name", "arguments"]}
+COMMAND = {"properties": {"command": {"type": "string"}}, "required": ["command"]}
+CALL = Grammar("json_schema", json.dumps({"properties": {"name": {"const": "run"}, "arguments": COMMAND}, **ALL}))
 FAVOURED = 11
 Picks = Callable[[SweepRun, AskedPicks, Sequence[int]], Sequence[int]]
 
@@ -239,6 +245,57 @@ async def test_a_stream_says_that_what_it_showed_was_another_text_and_goes_on_fr
     assert changed.value.text + "".join(piece.text for piece in rest) == wanted.text
 
 
+async def test_nothing_of_a_new_tail_that_lies_is_shown(
+    honest: AsyncSwarm, here: InProcessSwarm, liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default options; a text may be over before it is checked."""
+    wanted = await honest.generate(IDS, **SAMPLED)
+    picks_at_random(monkeypatch, liar)
+    monkeypatch.setattr(pick_watch, "HOLD_S", 60.0)  # however busy the machine is
+    for count in (40, 2):
+        liar.models.clear()
+        async with here.client(draft=DRAFT, check_picks=CHECKED_PICKS) as client:
+            pieces = [piece async for piece in client.stream(IDS, **SAMPLED | {"max_new_tokens": count})]
+            assert pieces[-1].result is not None
+            assert len(pieces[-1].result.stats.picks.refuted) == 1
+            assert tuple(token for piece in pieces for token in piece.tokens) == wanted.tokens[:count]
+
+
+@pytest.mark.parametrize("hold_s", [60.0, 0.0], ids=["until a check passed", "no longer than that"])
+async def test_only_the_first_text_of_a_tail_is_held(
+    hold_s: float, here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No check ends before the third reply to a tree; of a tail that passed one, the first reply is shown at once."""
+    gaps, note = HeadChecker._gaps, PickWatch.note
+    may_check, notes = threading.Event(), 0
+    first: list[int] = []
+
+    def late(checker: HeadChecker, job: Any) -> list[float]:  # noqa: ANN401
+        may_check.wait()
+        return gaps(checker, job)
+
+    def noted(watch: PickWatch, *given: Any) -> None:  # noqa: ANN401
+        nonlocal notes
+        note(watch, *given)
+        notes += 1
+        if notes == 4:  # one of them may be the prompt's
+            may_check.set()
+
+    monkeypatch.setattr(HeadChecker, "_gaps", late)
+    monkeypatch.setattr(PickWatch, "note", noted)
+    monkeypatch.setattr(pick_watch, "HOLD_S", hold_s)
+    async with here.client(draft=DRAFT, check_picks=CHECKED_PICKS) as client:
+        for _ in range(2):
+            notes = 0
+            may_check.clear()
+            async for piece in client.stream(IDS, **SAMPLED, trace=True):
+                if piece.sweeps and len(first) < 2:
+                    first.append(len(piece.sweeps))
+                    break
+            may_check.set()
+    assert (first[0] >= 3, first[1]) == (hold_s > 0, 1), first
+
+
 async def test_a_stream_of_which_nothing_wrong_was_shown_just_goes_on(
     honest: AsyncSwarm, here: InProcessSwarm, liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +389,34 @@ async def test_a_conversation_whose_session_broke_checks_the_grammar_again(
             await chat.say("Which year is it?", grammar=SCHEMA)
 
 
+def names_another(patch: pytest.MonkeyPatch, liar: Liar, *, is_allowed: bool) -> None:
+    """Pick the last token of those that the grammar takes, or the first of those that it does not."""
+
+    @torch.inference_mode()
+    def change(run: SweepRun, logits: torch.Tensor) -> None:
+        logits.neg_()
+
+    if is_allowed:
+        prepares_as(patch, liar, change)
+    else:
+        picks_as(patch, liar, lambda run, asked, tokens: [4_001 - token % 7 for token in tokens])
+
+
+@pytest.mark.parametrize("is_allowed", [False, True], ids=["of a form that is forbidden", "with other arguments"])
+async def test_a_forged_tool_call(
+    is_allowed: bool, honest: AsyncSwarm, here: InProcessSwarm, liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the grammar forbids is never taken. Free arguments are the tail's to choose, but for its own rows."""
+    options: dict[str, Any] = {**SAMPLED, "grammar": CALL}
+    wanted = await honest.generate(IDS, **options)
+    names_another(monkeypatch, liar, is_allowed=is_allowed)
+    for share in (0.0, 1.0):
+        async with here.client(draft=DRAFT, check_picks=share) as client:
+            found = await client.generate(IDS, **options)
+        is_found = share > 0 or not is_allowed
+        assert (found.tokens == wanted.tokens) == bool(found.stats.repairs) == is_found
+
+
 async def test_by_default_rows_of_each_tails_first_picks_and_of_a_share_of_the_others_are_asked_for(
     here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +425,47 @@ async def test_by_default_rows_of_each_tails_first_picks_and_of_a_share_of_the_o
         checks = (await client.generate(IDS, **SAMPLED)).stats.picks
     assert pick_watch.FIRST_PICKS <= checks.judged < 2 * pick_watch.FIRST_PICKS
     assert 0 < checks.row_bytes < 3 * pick_watch.FIRST_PICKS * 192 * 4
+
+
+async def test_a_tail_that_is_honest_where_rows_are_asked_for_is_asked_later(
+    honest: AsyncSwarm, here: InProcessSwarm, liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which picks are checked is drawn once they are there."""
+    wanted = await honest.generate(IDS, **SAMPLED)
+
+    def change(run: SweepRun, asked: AskedPicks, tokens: Sequence[int]) -> Sequence[int]:
+        want = run.work.frame.sweep.want
+        return tokens if want is not None and want.hidden_rows else [(token + 1) % 4_000 for token in tokens]
+
+    picks_as(monkeypatch, liar, change)
+    monkeypatch.setattr(random.SystemRandom, "random", lambda rng: 0.0)
+    async with here.client(draft=DRAFT, check_picks=CHECKED_PICKS) as client:
+        found = await client.generate(IDS, **SAMPLED)
+    assert found.tokens == wanted.tokens
+    assert len(found.stats.picks.refuted) == 1
+    assert min(liar.judged) >= pick_watch.FIRST_PICKS
+
+
+async def test_a_tail_that_shows_no_rows_later_is_asked_in_every_sweep(
+    here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lack the memory: that accuses nobody."""
+    monkeypatch.setattr(random.SystemRandom, "random", lambda rng: 0.0)
+    monkeypatch.setattr(HopCommitments, "picked", lambda commitments, nodes: None)
+    asked: list[bool] = []
+    asks = PickWatch.asks
+
+    def noted(watch: PickWatch, route: Route) -> bool:
+        asked.append(asks(watch, route))
+        return asked[-1]
+
+    monkeypatch.setattr(PickWatch, "asks", noted)
+    async with here.client(draft=DRAFT, check_picks=CHECKED_PICKS) as client:
+        found = await client.generate(IDS, **SAMPLED)
+    assert found.stats.picks.refuted == ()
+    assert asked[0]
+    assert not all(asked)
+    assert asked[-1]
 
 
 async def test_nothing_is_asked_for_without_a_head_or_a_bound(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgpack
 import pytest
 
+import node.session.settle
 from node.session.context import JournalBudget
 from node.session.settle import SETTLE_S, HopCommitments, SettledTexts, show
 from swarm.base.ids import PeerId, SessionId, TreeNodeId
@@ -78,6 +80,23 @@ async def test_a_message_without_its_place_breaks_its_stream(thread: ComputeThre
     hop.sweep(2)
     (received,), (sent,) = await hop.commitments.settle()
     assert (received.is_broken, received.count, sent.is_broken, sent.count) == (True, 1, False, 2)
+
+
+async def test_a_tail_shows_final_rows_of_its_newest_picks_while_there_is_room(
+    thread: ComputeThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hop = Hop(thread)
+    row = Rows(Codec.FP32, 1, WIDTH, bytes(4 * WIDTH))
+    monkeypatch.setattr(node.session.settle, "PICKED_BYTES", 3 * row.size_bytes)
+    for number in range(5):
+        hop.commitments.computed({TreeNodeId(number): replace(row, data=bytes([number]) * 4 * WIDTH)})
+        hop.commitments.answered()
+    asked = Show(SESSION, sent=True, nodes=(4, 2))
+    shown = show(asked, hop.commitments, hop.journal)
+    assert msgpack.unpackb(shown.data) == [Codec.FP32.value, 2, WIDTH, bytes([4] * 4 * WIDTH + [2] * 4 * WIDTH)]
+    assert show(replace(asked, nodes=(1,)), hop.commitments, hop.journal).state is Shown.UNKNOWN
+    JournalBudget(0).settle(0, hop.journal, hop.commitments)
+    assert show(asked, hop.commitments, hop.journal).state is Shown.UNKNOWN
 
 
 async def test_nothing_is_said_of_a_session_that_was_hedged(thread: ComputeThread) -> None:
