@@ -11,10 +11,10 @@ Decision: docs/decisions/0091-audits-recompute.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ CALIBRATED, CALIBRATED_ROWS = 2, 192
 """Made-up texts, and the rows of each."""
 SCORED: Final = 32
 """Positions whose scores are in memory at a time."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +141,32 @@ def replayed(span: RaggedModel, stretch: Stretch, chunk: int = CHUNK) -> Iterato
         before = nodes
 
 
+Steps = Generator[None, None, T]
+"""A computation that pauses after each forward, so that others may use the thread; it returns its result."""
+
+
+def finish(steps: Steps[T]) -> T:
+    """Run it to its end at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 def judge(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, chunk: int = CHUNK) -> Judgement:
+    """As `judging`, at once."""
+    return finish(judging(span, stretch, bounds, chunk))
+
+
+def judging(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, chunk: int = CHUNK) -> Steps[Judgement]:
     """Whether what is said to have left the layers is what they make of what entered.
 
     Args:
         span: has the layers, and computes in its own numeric class.
         bounds: between that class and the stretch's (default: where they are known for every model).
+        chunk: positions in one forward.
 
     Raises:
         ConfigError: these layers cannot have computed the stretch.
@@ -157,12 +178,13 @@ def judge(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, chu
     if bounds is None or (bounds.ours, bounds.theirs) != (ours, theirs):
         return Unclear(f"how far {ours} and {theirs} may be apart was not calibrated")
     if stretch.leaving is None:
-        return _judged_picks(span, stretch, bounds, chunk)
+        return (yield from _judged_picks(span, stretch, bounds, chunk))
     distances, start = [], 0
     for rows in replayed(span, stretch, chunk):
         claimed = stretch.leaving[start : start + len(rows), : span.hidden_size]
         distances.append(row_distances(rows, claimed).cpu())
         start += len(rows)
+        yield
     return judge_rows(torch.cat(distances), bounds)
 
 
@@ -176,6 +198,11 @@ def undecidable(ours: str, theirs: str) -> str | None:
 
 
 def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel | None = None) -> Bounds:
+    """As `calibrating`, at once."""
+    return finish(calibrating(span, layers, other))
+
+
+def calibrating(span: RaggedModel, layers: Span | None = None, other: RaggedModel | None = None) -> Steps[Bounds]:
     """The bounds of some layers, from made-up texts that are computed in chunks and in sweeps of other sizes.
 
     Args:
@@ -187,13 +214,21 @@ def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel 
     distances: list[Tensor] = []
     gaps: list[float] = []
     for text in made_up(span, layers or span.span):
-        found = torch.cat(list(replayed(ours, text)))
+        found = torch.cat((yield from _gathered(replayed(ours, text))))
         for sweep in SWEEPS if theirs is ours else (*SWEEPS, CHUNK):
-            others = torch.cat(list(replayed(theirs, text, sweep)))
+            others = torch.cat((yield from _gathered(replayed(theirs, text, sweep))))
             distances.append(row_distances(found, others).cpu())
             if text.layers.end == span.num_layers:
                 gaps.append(_honest_gap(ours.logits(found), theirs.logits(others)))
     return bounds_of(ours.numeric_class, theirs.numeric_class, distances, gaps)
+
+
+def _gathered(rows: Iterator[Tensor]) -> Steps[list[Tensor]]:
+    found: list[Tensor] = []
+    for some in rows:
+        found.append(some)
+        yield
+    return found
 
 
 def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[Stretch]:
@@ -208,7 +243,8 @@ def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[St
         tokens = torch.randint(span.vocab_size, (rows,), generator=rng)
         text = Stretch(layers, span.numeric_class, tuple(tokens.tolist()))
         if layers.start and span.span.start:
-            text = replace(text, entering=torch.randn(span.vocab_size, span.hidden_size, generator=rng)[tokens])
+            ids, places = tokens.unique(return_inverse=True)
+            text = replace(text, entering=torch.randn(len(ids), span.hidden_size, generator=rng)[places])
         elif layers.start:
             before = replace(text, layers=Span(0, layers.start))
             text = replace(text, entering=torch.cat(list(replayed(span, before))))
@@ -216,7 +252,7 @@ def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[St
     return found
 
 
-def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: int) -> Judgement:
+def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: int) -> Steps[Judgement]:
     """As `judge`, of a tail."""
     if any(pick.sampling.multistep for pick in stretch.picks):
         return Unclear("picks of multi-step sampling depend on trees")
@@ -241,6 +277,7 @@ def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: in
                 gaps += _gaps(logits, some, stretch.valid_tokens or span.vocab_size, bounds.pick)
                 positions += [pick.after + 1 for pick in some]
         start += len(rows)
+        yield
     return judge_picks(torch.tensor(gaps, dtype=torch.float64), positions, bounds)
 
 

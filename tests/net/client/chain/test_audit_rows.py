@@ -18,6 +18,7 @@ from client.library.aio import _auditor
 from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
 from node.session.sweep_run import SweepRun
+from swarm.base.files import state_folder
 from swarm.base.ids import TreeNodeId
 from swarm.commands.verify import VerifyText, verify_text
 from swarm.compute.row_codec import decode_rows, encode_rows
@@ -27,6 +28,7 @@ from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Rows, Snapshot, SweepFrame
 from swarm.trust.bounds import Agrees, Differs, Unclear
 from swarm.trust.claims import read_claims
+from swarm.trust.hop_evidence import check_hop
 from swarm.trust.verify import AGREES, DIFFERS
 from tests.net.killable_nodes import KillableNodes
 from tests.net.three_nodes import prompt, until
@@ -83,11 +85,24 @@ async def test_an_honest_hop_agrees(place: int, auditing: KillableNodes) -> None
     assert isinstance(audit.verdict, Agrees), audit
 
 
-async def test_a_liar_is_named_and_gone_around(auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_liar_is_named_and_gone_around(
+    auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the evidence of it is a file of the user's alone, which `swarm verify` finds out, with the weights alone."""
     let_lie(auditing, "a1", monkeypatch)
     audit = await audited(auditing, 1)
     assert isinstance(audit.verdict, Differs), audit
     assert audit.named == auditing["a1"].peer_id
+    (file,) = (state_folder() / "evidence").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert f"swarm verify {file} --model " in caplog.text
+    assert "--layers 4-8" in caplog.text
+    assert len(check_hop(file.read_bytes()).evidence.nodes) == 16, "not cut behind the first place"
+    console = Console(record=True, width=200)
+    assert verify_text(VerifyText(file, str(TARGET), "4-8"), console, read_claims) == DIFFERS
+    shown = console.export_text()
+    assert auditing["a1"].peer_id[-8:] in shown
+    assert "DIFFERS: rows at 0, 1" in shown
     again = await audited(auditing, 1)
     assert "a1" not in auditing.route()
     assert again.named is None

@@ -38,7 +38,9 @@ async def test_a_doubted_route_is_audited_more_often(doubt: float, share: float)
 
     route = SimpleNamespace(hops=[SimpleNamespace(peer=peer) for peer in ("a", "b", "c")])
     text = cast("AuditedText", SimpleNamespace(route=route, committed=[None] * FEWEST))
-    owner = cast("AuditOwner", SimpleNamespace(doubt={"a": 0.0, "b": doubt, "c": 0.0}.__getitem__))
+    owner = cast(
+        "AuditOwner", SimpleNamespace(doubt={"a": 0.0, "b": doubt, "c": 0.0}.__getitem__, refuted=lambda _: 0.0)
+    )
     async with TaskScope() as scope:
         await Auditor(owner, scope, 0.02, toss).text_is_over(text)
     assert tossed == [pytest.approx(share)]
