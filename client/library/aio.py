@@ -329,7 +329,9 @@ def _auditor(dialer: Dialer, nearby: PeerLatency, scope: TaskScope, share: float
         partial(asyncio.to_thread, Identity.ephemeral),
         named=lambda error: nearby.lied(error.peer),
         suspected=partial(nearby.failed, is_hearsay=True),
+        agreed=nearby.agreed,
         doubt=nearby.doubts.of,
+        refuted=nearby.refuted,
     )
     return Auditor(owner, scope, share) if share else None
 

@@ -11,7 +11,7 @@ Decision: docs/decisions/0091-audits-recompute.md.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, TypeVar
@@ -29,6 +29,7 @@ from swarm.protocol.numeric_class import EXACT, NumericClass
 from swarm.protocol.pick_rules import Sampling
 from swarm.protocol.session import Limits, SessionState
 from swarm.trust.bounds import (
+    Agrees,
     Bounds,
     Judgement,
     Unclear,
@@ -47,6 +48,8 @@ CALIBRATED, CALIBRATED_ROWS = 2, 192
 """Made-up texts, and the rows of each."""
 SCORED: Final = 32
 """Positions whose scores are in memory at a time."""
+SPREAD_ROOM: Final = 2.0
+"""How much farther than two computations of one machine another machine's may be from them, in an exact class."""
 T = TypeVar("T")
 
 
@@ -171,16 +174,50 @@ def judging(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, c
     Raises:
         ConfigError: these layers cannot have computed the stretch.
     """
+    found = known_bounds(span, stretch, bounds)
+    if isinstance(found, Unclear):
+        return found
+    return (yield from _judged(span, stretch, found, replayed(span, stretch, chunk)))
+
+
+def judging_twice(
+    span: RaggedModel, stretch: Stretch, bounds: Bounds | None, chunks: tuple[int, int]
+) -> Steps[Judgement]:
+    """As `judging`, for who accuses others by it: computed in forwards of two sizes, which must agree.
+
+    Whoever makes up what enters the layers may choose rows that any two honest machines round far apart.
+
+    Raises:
+        ConfigError: these layers cannot have computed the stretch.
+    """
+    known = known_bounds(span, stretch, bounds)
+    if isinstance(known, Unclear):
+        return known
+    first = yield from _gathered(replayed(span, stretch, chunks[0]))
+    second = yield from _gathered(replayed(span, stretch, chunks[1]))
+    apart = row_distances(torch.cat(first), torch.cat(second)).cpu() * (SPREAD_ROOM if known.median is None else 1.0)
+    if not isinstance(own := judge_rows(apart, known), Agrees):
+        return own if isinstance(own, Unclear) else Unclear("these rows are rounded too differently here")
+    return (yield from _judged(span, stretch, known, first))
+
+
+def known_bounds(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None) -> Bounds | Unclear:
+    """The bounds between a span's class and a stretch's, or why nothing decides."""
     ours, theirs = span.numeric_class, stretch.numeric_class
     if (reason := undecidable(ours, theirs)) is not None:
         return Unclear(reason)
     bounds = bounds or Bounds.known(ours, theirs)
     if bounds is None or (bounds.ours, bounds.theirs) != (ours, theirs):
         return Unclear(f"how far {ours} and {theirs} may be apart was not calibrated")
+    return bounds
+
+
+def _judged(span: RaggedModel, stretch: Stretch, bounds: Bounds, found: Iterable[Tensor]) -> Steps[Judgement]:
+    """What follows from the rows [≤ chunk, width] that leave the layers, chunk after chunk."""
     if stretch.leaving is None:
-        return (yield from _judged_picks(span, stretch, bounds, chunk))
+        return (yield from _judged_picks(span, stretch, bounds, found))
     distances, start = [], 0
-    for rows in replayed(span, stretch, chunk):
+    for rows in found:
         claimed = stretch.leaving[start : start + len(rows), : span.hidden_size]
         distances.append(row_distances(rows, claimed).cpu())
         start += len(rows)
@@ -202,19 +239,22 @@ def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel 
     return finish(calibrating(span, layers, other))
 
 
-def calibrating(span: RaggedModel, layers: Span | None = None, other: RaggedModel | None = None) -> Steps[Bounds]:
+def calibrating(
+    span: RaggedModel, layers: Span | None = None, other: RaggedModel | None = None, chunk: int = CHUNK
+) -> Steps[Bounds]:
     """The bounds of some layers, from made-up texts that are computed in chunks and in sweeps of other sizes.
 
     Args:
         span: by which will be judged.
         layers: of these (default: all that it has).
         other: the same layers as the machines that are judged hold them; None: as `span` does.
+        chunk: positions in one forward.
     """
     ours, theirs = span, other or span
     distances: list[Tensor] = []
     gaps: list[float] = []
     for text in made_up(span, layers or span.span):
-        found = torch.cat((yield from _gathered(replayed(ours, text))))
+        found = torch.cat((yield from _gathered(replayed(ours, text, chunk))))
         for sweep in SWEEPS if theirs is ours else (*SWEEPS, CHUNK):
             others = torch.cat((yield from _gathered(replayed(theirs, text, sweep))))
             distances.append(row_distances(found, others).cpu())
@@ -243,7 +283,7 @@ def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[St
         tokens = torch.randint(span.vocab_size, (rows,), generator=rng)
         text = Stretch(layers, span.numeric_class, tuple(tokens.tolist()))
         if layers.start and span.span.start:
-            ids, places = tokens.unique(return_inverse=True)
+            ids, places = tokens.unique(return_inverse=True)  # type: ignore[no-untyped-call]
             text = replace(text, entering=torch.randn(len(ids), span.hidden_size, generator=rng)[places])
         elif layers.start:
             before = replace(text, layers=Span(0, layers.start))
@@ -252,8 +292,8 @@ def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[St
     return found
 
 
-def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: int) -> Steps[Judgement]:
-    """As `judge`, of a tail."""
+def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, found: Iterable[Tensor]) -> Steps[Judgement]:
+    """As `_judged`, of a tail."""
     if any(pick.sampling.multistep for pick in stretch.picks):
         return Unclear("picks of multi-step sampling depend on trees")
     rules = [pick.sampling.rules for pick in stretch.picks]
@@ -267,7 +307,7 @@ def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: in
     gaps: list[float] = []
     positions: list[int] = []
     start = 0
-    for rows in replayed(span, stretch, chunk):
+    for rows in found:
         for sampling in _samplings(stretch):
             asked = [p for p in stretch.picks if start <= p.after < start + len(rows) and p.sampling == sampling]
             for some in (asked[at : at + SCORED] for at in range(0, len(asked), SCORED)):

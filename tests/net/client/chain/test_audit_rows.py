@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +15,24 @@ import torch
 from rich.console import Console
 
 from client.base.options import GenerateOptions
-from client.chain.audit import Audit
+from client.chain.audit import Audit, AuditedText, Auditor, Seat, _other, _Picked, _Redone
+from client.chain.opening import PeerLatency
 from client.library.aio import _auditor
 from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
 from node.session.sweep_run import SweepRun
 from swarm.base.files import state_folder
-from swarm.base.ids import TreeNodeId
+from swarm.base.ids import PeerId, TreeNodeId
 from swarm.commands.verify import VerifyText, verify_text
 from swarm.compute.row_codec import decode_rows, encode_rows
 from swarm.demo import TARGET
+from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.link.successor import SuccessorLink
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Rows, Snapshot, SweepFrame
-from swarm.trust.bounds import Agrees, Differs, Unclear
+from swarm.routing.route import RouteQuery
+from swarm.status.messages import EventKind
+from swarm.trust.bounds import Agrees, Bounds, Differs, Judgement, Unclear
 from swarm.trust.claims import read_claims
 from swarm.trust.hop_evidence import check_hop
 from swarm.trust.verify import AGREES, DIFFERS
@@ -53,7 +59,10 @@ def let_lie(nodes: KillableNodes, name: str, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def auditing(nodes: KillableNodes) -> AsyncIterator[KillableNodes]:
-    """A client that audits each text."""
+    """A client that audits each text, and has no evidence yet."""
+    shutil.rmtree(state_folder() / "evidence", ignore_errors=True)
+    for node in nodes.nodes.values():
+        node.sessions.refuter.done.clear()
     opener = nodes.client._opener
     await nodes.announce("b0", "b1", "c1", "b2")
     for name in ("b0", "b1", "c1", "b2"):
@@ -106,6 +115,85 @@ async def test_a_liar_is_named_and_gone_around(
     again = await audited(auditing, 1)
     assert "a1" not in auditing.route()
     assert again.named is None
+
+
+async def reported(nodes: KillableNodes, *names: str) -> list[Judgement]:
+    """What nodes found of the newest report, once they have computed it again."""
+
+    async def done() -> bool:
+        await asyncio.sleep(0.01)
+        return all(nodes[name].sessions.refuter.done for name in names)
+
+    await until(done, 20)
+    return [next(reversed(nodes[name].sessions.refuter.done.values())) for name in names]
+
+
+async def told_by(nodes: KillableNodes, name: str) -> list[NodeRecord]:
+    """All records, once a node has renewed its own."""
+    announcer = nodes[name].running.announcer
+    await announcer._measure_delays()
+    await announcer.announce(NodeState.SERVING)
+    identity = nodes.client.identity
+    return await nodes.client._opener.registry.records(identity.fingerprint, identity.num_layers)
+
+
+async def test_who_recomputes_it_says_so_and_other_clients_audit_the_liar(
+    auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two that were asked recompute the evidence, and tell of it by an event and in their records."""
+    let_lie(auditing, "a1", monkeypatch)
+    liar = auditing["a1"].peer_id
+    await audited(auditing, 1)
+    verdicts = await reported(auditing, "b1", "c1")
+    assert [type(one) for one in verdicts] == [Differs, Differs]
+    events = [one for one in auditing["b1"].running.resources.outbox._events if one.event is EventKind.REFUTED]
+    (file,) = (state_folder() / "evidence").glob("*")
+    assert events[-1].refuted is not None
+    assert (events[-1].refuted.peer, str(events[-1].refuted.span)) == (liar, "4-8")
+    assert events[-1].refuted.evidence == hashlib.sha256(file.read_bytes()).hexdigest()
+    records = await told_by(auditing, "b1")
+    assert [peer for record in records for peer, _ in record.refuted] == [liar]
+    other = PeerLatency(probe=nobody_near)
+    await other.measure(records, 12)
+    assert other.refuted(liar) == 0.5
+    assert [peer for peer, _ in other.query(RouteQuery("x", 12, 16)).failures if peer == liar] == [liar]
+    other.agreed(liar)
+    assert other.refuted(liar) == 0.0, "an own audit says more"
+
+
+async def nobody_near(records: Sequence[NodeRecord]) -> dict[PeerId, float]:
+    return {record.peer: 1.0 for record in records}
+
+
+@pytest.mark.parametrize("place", range(3))
+async def test_evidence_of_an_honest_hop_refutes_nothing(
+    place: int, auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slander: the client sends what an honest machine signed, as if an audit had named it."""
+    audit = Auditor.audit
+
+    async def naming(auditor: Auditor, text: AuditedText, at: int) -> Audit:
+        found = await audit(auditor, text, at)
+        entering, cut = await auditor._entering(text, at)
+        sender = auditor._sender(text, at)
+        leaving = None if at == 2 else await auditor._sent(cut, at)
+        seat = Seat(text.route, at)
+        first = await _other(text, seat)
+        found = replace(found, asked=(first.hop.peer,))
+        liar = _Redone(leaving or _Picked.of_text(cut), sender, cut.committed)
+        bounds = Bounds(text.route.numeric_class, text.route.numeric_class)
+        await auditor._name(liar, entering, cut, (Differs("rows", (48,), 1, 1.0, bounds.row), bounds), (first,))
+        return found
+
+    monkeypatch.setattr(Auditor, "audit", naming)
+    found = await audited(auditing, place)
+    assert isinstance(found.verdict, Agrees)
+    other = next(name for name, node in auditing.nodes.items() if node.peer_id == found.asked[0])
+    (verdict,) = await reported(auditing, other)
+    assert isinstance(verdict, Agrees), verdict
+    newest = max((state_folder() / "evidence").iterdir(), key=lambda file: file.stat().st_mtime)
+    console = Console(record=True, width=200)
+    assert verify_text(VerifyText(newest, str(TARGET)), console, read_claims) == AGREES, console.export_text()
 
 
 @pytest.mark.parametrize("is_lying", [False, True])
