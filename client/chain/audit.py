@@ -260,6 +260,7 @@ class Auditor:
 
     Attributes:
         done: what became of the newest `KEPT`.
+        draw: the place of a hop to audit, of so many.
     """
 
     def __init__(
@@ -276,11 +277,18 @@ class Auditor:
             scope: owns the work.
             share: of all texts.
             toss: says of a text whether it is audited.
-            draw: the place of a hop, of so many.
+            draw: as the attribute.
         """
         self.done: deque[Audit] = deque(maxlen=KEPT)
-        self._owner, self._scope, self._share, self._toss, self._draw = owner, scope, share, toss, draw
+        self._owner, self._scope, self._share, self._toss, self.draw = owner, scope, share, toss, draw
         self._is_busy = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def newest(self) -> Audit | None:
+        """What became of the newest audit, once none is under way; None where there was none."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        return self.done[-1] if self.done else None
 
     async def text_is_over(self, text: AuditedText) -> None:
         """Audit it beside whatever comes next, if the coin says so and no other one is audited now.
@@ -299,7 +307,7 @@ class Auditor:
         except (SwarmError, grpc.aio.AioRpcError, TimeoutError) as error:
             self._failed(text.route.hops[place], error)
             return
-        self._scope.spawn(self._run(text, place), "an audit")
+        self._task = self._scope.spawn(self._run(text, place), "an audit")
 
     def _place(self, hops: Sequence[RouteHop]) -> int | None:
         """The hop to audit, if any.
@@ -309,7 +317,7 @@ class Auditor:
         """
         doubt = max(self._owner.doubt(hop.peer) for hop in hops)
         if self._toss(self._share + (1 - self._share) * doubt):
-            return self._draw(len(hops))
+            return self.draw(len(hops))
         said = [self._owner.refuted(hop.peer) for hop in hops]
         return said.index(max(said)) if max(said) and self._toss(max(said)) else None
 

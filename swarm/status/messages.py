@@ -278,12 +278,12 @@ class Event:
     refuted: RefutedPart | None = None
 
     def check(self) -> None:
-        """Refuse a refutation of nobody.
+        """Refuse a refutation beside another event.
 
         Raises:
             Broken: with the field.
         """
-        if (self.event is EventKind.REFUTED) != (self.refuted is not None):
+        if self.refuted is not None and self.event is not EventKind.REFUTED:
             raise Broken("refuted", f"does not belong to {self.event.value}")
 
 

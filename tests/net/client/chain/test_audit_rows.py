@@ -17,7 +17,7 @@ from rich.console import Console
 from client.base.options import GenerateOptions
 from client.chain.audit import Audit, AuditedText, Auditor, Seat, _other, _Picked, _Redone
 from client.chain.opening import PeerLatency
-from client.library.aio import _auditor
+from client.library.aio import make_auditor
 from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
 from node.session.sweep_run import SweepRun
@@ -67,7 +67,7 @@ async def auditing(nodes: KillableNodes) -> AsyncIterator[KillableNodes]:
     await nodes.announce("b0", "b1", "c1", "b2")
     for name in ("b0", "b1", "c1", "b2"):
         opener.nearby.failed(nodes[name].peer_id)
-    auditor = _auditor(opener.dialer, opener.nearby, nodes.client._scope, 1.0)
+    auditor = make_auditor(opener.dialer, opener.nearby, nodes.client._scope, 1.0)
     nodes.client._opener = replace(opener, auditor=auditor)
     yield nodes
     nodes.client._opener = replace(nodes.client._opener, auditor=None)
@@ -76,7 +76,7 @@ async def auditing(nodes: KillableNodes) -> AsyncIterator[KillableNodes]:
 async def audited(nodes: KillableNodes, place: int) -> Audit:
     auditor = nodes.client._opener.auditor
     assert auditor is not None
-    auditor._draw = lambda hops: place
+    auditor.draw = lambda hops: place
     before = len(auditor.done)
     await nodes.client.generate(IDS, **TEXT)
 
