@@ -333,9 +333,11 @@ class Admission:
         Raises:
             OverQuota: it, or all together, report too much.
         """
-        if not self.quota.spend(REPORTS, address) or not self.quota.take(REPORTS, address):
+        if not self.quota.take(REPORTS, address):
             raise OverQuota(REPORTS)
         try:
+            if not self.quota.spend(REPORTS, address):
+                raise OverQuota(REPORTS)
             yield
         finally:
             self.quota.give(REPORTS, address)

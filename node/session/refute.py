@@ -91,7 +91,12 @@ class Refuter:
         self._context, self._fingerprint = context, fingerprint
         self._scope, self._free_tokens = scope, free_tokens
         self._bounds: dict[Span, Bounds] = {}
-        self._is_busy = False
+        self._computing: asyncio.Task[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a report is computed now."""
+        return self._computing is not None and not self._computing.done()
 
     def take(self, data: bytes, report: CheckedHop) -> None:
         """Recompute a report some time; one that is known already, never again.
@@ -112,10 +117,9 @@ class Refuter:
             raise RemoteProtocolError("report", reason)
         if count > MAX_POSITIONS:
             raise RemoteProtocolError("report", f"is of {count} positions; {MAX_POSITIONS} are computed at most")
-        if self._is_busy or self._free_tokens() < count:
+        if self.is_busy or self._free_tokens() < count:
             raise Busy(me.peer, str(model.span), "recomputes another report, or has no room for one")
-        self._is_busy = True
-        self._scope.spawn(self._recompute(report, digest), "a report")
+        self._computing = self._scope.spawn(self._recompute(report, digest), "a report")
 
     async def _recompute(self, report: CheckedHop, digest: str) -> None:
         own = report.settlement
@@ -126,8 +130,6 @@ class Refuter:
             verdict = Unclear("it took too long")
         except Exception as error:  # noqa: BLE001 - a stranger's rows in a model: nothing of it may end the node
             verdict = Unclear(str(error) or type(error).__name__)
-        finally:
-            self._is_busy = False
         self.done[digest] = verdict
         while len(self.done) > KNOWN:
             self.done.popitem(last=False)
