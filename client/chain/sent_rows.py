@@ -129,7 +129,8 @@ class SettledRows:
         nodes = [token.id for token in committed]
         try:
             parts = await _settler(sender).rows(sender.hop, 0, nodes)
-        except (SwarmError, grpc.aio.AioRpcError):
+        except (SwarmError, grpc.aio.AioRpcError) as error:
+            logger.info("node %s shows no rows: %s", sender.hop.peer, error)
             return None
         widths = {part.width for part in parts}
         data = b"".join(part.data for part in parts)

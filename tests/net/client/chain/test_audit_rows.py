@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 import torch
 from rich.console import Console
@@ -20,7 +22,7 @@ from client.chain.opening import PeerLatency
 from client.library.aio import make_auditor
 from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
-from node.session.sweep_run import SweepRun
+from node.session.sweep_run import AskedPicks, SweepRun
 from swarm.base.files import state_folder
 from swarm.base.ids import PeerId, TreeNodeId
 from swarm.commands.verify import VerifyText, verify_text
@@ -28,13 +30,14 @@ from swarm.compute.row_codec import decode_rows, encode_rows
 from swarm.demo import TARGET
 from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.link.successor import SuccessorLink
+from swarm.protocol import wire
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Rows, Snapshot, SweepFrame
 from swarm.routing.route import RouteQuery
 from swarm.status.messages import EventKind
 from swarm.trust.bounds import Agrees, Bounds, Differs, Judgement, Unclear
 from swarm.trust.claims import read_claims
-from swarm.trust.hop_evidence import check_hop
+from swarm.trust.hop_evidence import MAGIC, check_hop
 from swarm.trust.verify import AGREES, DIFFERS
 from tests.net.killable_nodes import KillableNodes
 from tests.net.three_nodes import prompt, until
@@ -57,12 +60,24 @@ def let_lie(nodes: KillableNodes, name: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SweepRun, "encode", lying)
 
 
+def let_pick(nodes: KillableNodes, name: str, patch: pytest.MonkeyPatch) -> None:
+    model, take = nodes[name].sessions._context.model, SweepRun.take_picks
+
+    def lying(run: SweepRun, asked: AskedPicks, tokens: Sequence[int]) -> None:
+        if run.model is model:
+            tokens = [token if node % 5 else token + 1 for node, token in zip(asked.nodes, tokens, strict=True)]
+        take(run, asked, tokens)
+
+    patch.setattr(SweepRun, "take_picks", lying)
+
+
 @pytest.fixture
 async def auditing(nodes: KillableNodes) -> AsyncIterator[KillableNodes]:
     """A client that audits each text, and has no evidence yet."""
     shutil.rmtree(state_folder() / "evidence", ignore_errors=True)
     for node in nodes.nodes.values():
         node.sessions.refuter.done.clear()
+        node.running.resources.machine.refuted._at.clear()
     opener = nodes.client._opener
     await nodes.announce("b0", "b1", "c1", "b2")
     for name in ("b0", "b1", "c1", "b2"):
@@ -165,11 +180,14 @@ async def nobody_near(records: Sequence[NodeRecord]) -> dict[PeerId, float]:
     return {record.peer: 1.0 for record in records}
 
 
+@pytest.mark.parametrize("is_lying", [False, True], ids=["honest", "lying"])
 @pytest.mark.parametrize("place", range(3))
-async def test_evidence_of_an_honest_hop_refutes_nothing(
-    place: int, auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch
+async def test_evidence_refutes_who_lies_and_nobody_else(
+    place: int, is_lying: bool, auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slander: the client sends what an honest machine signed, as if an audit had named it."""
+    """The client sends what a machine signed, as if an audit had named it: of an honest one, that is slander."""
+    if is_lying:
+        (let_pick if place == 2 else let_lie)(auditing, f"a{place}", monkeypatch)
     audit = Auditor.audit
 
     async def naming(auditor: Auditor, text: AuditedText, at: int) -> Audit:
@@ -187,13 +205,17 @@ async def test_evidence_of_an_honest_hop_refutes_nothing(
 
     monkeypatch.setattr(Auditor, "audit", naming)
     found = await audited(auditing, place)
-    assert isinstance(found.verdict, Agrees)
+    wanted = Differs if is_lying else Agrees
+    assert isinstance(found.verdict, wanted)
     other = next(name for name, node in auditing.nodes.items() if node.peer_id == found.asked[0])
     (verdict,) = await reported(auditing, other)
-    assert isinstance(verdict, Agrees), verdict
+    assert isinstance(verdict, wanted), verdict
+    peers = [peer for peer, _ in auditing[other].running.resources.machine.refuted._at.items()]
+    assert (auditing[f"a{place}"].peer_id in peers) == is_lying
     newest = max((state_folder() / "evidence").iterdir(), key=lambda file: file.stat().st_mtime)
     console = Console(record=True, width=200)
-    assert verify_text(VerifyText(newest, str(TARGET)), console, read_claims) == AGREES, console.export_text()
+    status = verify_text(VerifyText(newest, str(TARGET)), console, read_claims)
+    assert status == (DIFFERS if is_lying else AGREES), console.export_text()
 
 
 @pytest.mark.parametrize("is_lying", [False, True])
@@ -272,3 +294,29 @@ async def test_who_sends_other_rows_than_it_signs_is_a_matter_of_its_link(
     auditor = auditing.client._opener.auditor
     assert auditor is not None
     assert not any(audit.named for audit in auditor.done)
+
+
+async def answer(nodes: KillableNodes, *pieces: bytes) -> str:
+    """What a node says to a report: the status of the call."""
+    dialer, route = nodes.client._opener.dialer, await nodes.client.route()
+    channel: Any = dialer.channel(route.endpoint(nodes["a0"].peer_id))
+    call = channel.stream_stream(wire.REPORT)()
+    try:
+        for piece in pieces:
+            await call.write(piece)
+        await call.done_writing()
+        await call.read()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass
+    return str((await call.code()).name)
+
+
+async def test_garbage_and_floods_of_reports_are_refused_and_texts_go_on(nodes: KillableNodes) -> None:
+    junk = random.Random(1).randbytes(1 << 20)
+    assert await answer(nodes, junk) == "INVALID_ARGUMENT"
+    assert await answer(nodes, *[junk] * 17) == "INVALID_ARGUMENT"
+    assert await answer(nodes, MAGIC + junk[:99]) == "INVALID_ARGUMENT"
+    assert await answer(nodes) == "INVALID_ARGUMENT"
+    codes = [await answer(nodes, b"x") for _ in range(80)]
+    assert codes[-1] == "RESOURCE_EXHAUSTED", "four an hour, sixteen times as many for a private address"
+    assert (await nodes.client.generate(IDS, **TEXT)).tokens
