@@ -24,7 +24,7 @@ from swarm.protocol.limits import MAX_REPORT_BYTES
 from swarm.trust.bounds import Bounds, Differs, Judgement, Unclear
 from swarm.trust.claims import hop_claim
 from swarm.trust.hop_evidence import CheckedHop, check_hop
-from swarm.trust.replay import Steps, Stretch, calibrating, judging_twice, undecidable
+from swarm.trust.replay import ForwardSteps, Stretch, calibrating, judging_twice, undecidable
 from swarm.trust.verify import Refutation, in_words
 
 RECEIVE_S: Final = 60.0
@@ -154,7 +154,7 @@ class Refuter:
             self._bounds[layers] = await self._run(calibrating(model, layers, chunk=SLICES[0]))
         return self._bounds[layers]
 
-    async def _run(self, steps: Steps[T]) -> T:
+    async def _run(self, steps: ForwardSteps[T]) -> T:
         """Run a computation forward by forward, and leave the thread to others for as long after each."""
         model = self._context.model
 

@@ -144,11 +144,11 @@ def replayed(span: RaggedModel, stretch: Stretch, chunk: int = CHUNK) -> Iterato
         before = nodes
 
 
-Steps = Generator[None, None, T]
+ForwardSteps = Generator[None, None, T]
 """A computation that pauses after each forward, so that others may use the thread; it returns its result."""
 
 
-def finish(steps: Steps[T]) -> T:
+def finish(steps: ForwardSteps[T]) -> T:
     """Run it to its end at once."""
     while True:
         try:
@@ -163,7 +163,9 @@ def judge(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, chu
     return finish(judging(span, stretch, bounds, chunk))
 
 
-def judging(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, chunk: int = CHUNK) -> Steps[Judgement]:
+def judging(
+    span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, chunk: int = CHUNK
+) -> ForwardSteps[Judgement]:
     """Whether what is said to have left the layers is what they make of what entered.
 
     Args:
@@ -182,7 +184,7 @@ def judging(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, c
 
 def judging_twice(
     span: RaggedModel, stretch: Stretch, bounds: Bounds | None, chunks: tuple[int, int]
-) -> Steps[Judgement]:
+) -> ForwardSteps[Judgement]:
     """As `judging`, for who accuses others by it: computed in forwards of two sizes, which must agree.
 
     Whoever makes up what enters the layers may choose rows that any two honest machines round far apart.
@@ -212,7 +214,7 @@ def known_bounds(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = No
     return bounds
 
 
-def _judged(span: RaggedModel, stretch: Stretch, bounds: Bounds, found: Iterable[Tensor]) -> Steps[Judgement]:
+def _judged(span: RaggedModel, stretch: Stretch, bounds: Bounds, found: Iterable[Tensor]) -> ForwardSteps[Judgement]:
     """What follows from the rows [≤ chunk, width] that leave the layers, chunk after chunk."""
     if stretch.leaving is None:
         return (yield from _judged_picks(span, stretch, bounds, found))
@@ -241,7 +243,7 @@ def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel 
 
 def calibrating(
     span: RaggedModel, layers: Span | None = None, other: RaggedModel | None = None, chunk: int = CHUNK
-) -> Steps[Bounds]:
+) -> ForwardSteps[Bounds]:
     """The bounds of some layers, from made-up texts that are computed in chunks and in sweeps of other sizes.
 
     Args:
@@ -263,7 +265,7 @@ def calibrating(
     return bounds_of(ours.numeric_class, theirs.numeric_class, distances, gaps)
 
 
-def _gathered(rows: Iterator[Tensor]) -> Steps[list[Tensor]]:
+def _gathered(rows: Iterator[Tensor]) -> ForwardSteps[list[Tensor]]:
     found: list[Tensor] = []
     for some in rows:
         found.append(some)
@@ -292,7 +294,9 @@ def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[St
     return found
 
 
-def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, found: Iterable[Tensor]) -> Steps[Judgement]:
+def _judged_picks(
+    span: RaggedModel, stretch: Stretch, bounds: Bounds, found: Iterable[Tensor]
+) -> ForwardSteps[Judgement]:
     """As `_judged`, of a tail."""
     if any(pick.sampling.multistep for pick in stretch.picks):
         return Unclear("picks of multi-step sampling depend on trees")

@@ -110,7 +110,7 @@ def _refuted(one: Assessment, _: SwarmSources) -> str | None:
     if not refuted:
         return None
     many = len({said.peer for node in refuted for said in node.refuted})
-    return f"{_some(refuted)} was computed again and found wrong, {many} machine{'s' * (many > 1)} say"
+    return f"{_some(refuted)}: {many} {'machine says' if many == 1 else 'machines say'} that it computes something else"
 
 
 def _versions(one: Assessment, _: SwarmSources) -> str | None:

@@ -19,7 +19,7 @@ from swarm.base.tasks import TaskScope
 from swarm.protocol.limits import MAX_REPORT_BYTES
 from swarm.trust.bounds import Agrees, Differs, Judgement, Unclear
 from swarm.trust.hop_evidence import CheckedHop
-from swarm.trust.replay import Steps
+from swarm.trust.replay import ForwardSteps
 from swarm.trust.verify import Refutation
 
 DIFFERS = Differs("rows", (3, 4), 2, 0.5, 1e-5)
@@ -71,7 +71,7 @@ def verdict(monkeypatch: pytest.MonkeyPatch) -> list[Judgement]:
     """What a recomputation finds, after three forwards."""
     found: list[Judgement] = [DIFFERS]
 
-    def steps(model: Any, *_: object) -> Steps[Judgement]:  # noqa: ANN401
+    def steps(model: Any, *_: object) -> ForwardSteps[Judgement]:  # noqa: ANN401
         for _sweep in range(3):
             model.forwards += 1
             yield
