@@ -25,6 +25,8 @@ from swarm.link.link import KEY, Metadata
 
 WINDOW_BYTES = 64 << 10
 """Of one direction of a call, that were not read yet; a channel's option for gRPC's window narrows it."""
+ROUNDING_S = 1e-9
+"""By so much a loop may call earlier than it was asked to."""
 CONNECT_ROUND_TRIPS = 2
 """Before the first message of a channel: TCP's and TLS's."""
 
@@ -80,7 +82,7 @@ class _Pipe:
 
     def arrive(self) -> None:
         """Whatever is due is here, unless the machine is mute."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time() + ROUNDING_S
         while self._coming and self._coming[0][0] <= now_s and not self._call.is_mute:
             item = self._coming.popleft()[1]
             self._here.append(item)

@@ -183,11 +183,22 @@ def serving() -> State:
 
 
 def degraded() -> State:
-    """Layers 8…11 hang on one machine; one claims more than it holds, one answers otherwise."""
+    """Layers 8…11 hang on one machine; one claims more than it holds, one answers otherwise, others found one wrong."""
     nodes = swarm_of_six()
     nodes[4] = {**nodes[4], "state": "draining"}
     nodes[2] = {**nodes[2], "probed_ms": nodes[2]["claimed_ms"][-1][1] * 2.4}
     nodes[5] = {**nodes[5], "agrees": False, "state": "stale"}
+    said = [
+        {
+            "peer": nodes[3]["peer"],
+            "short": nodes[3]["short"],
+            "at": AT - 200,
+            "text": "",
+            "evidence": "1e8075420a6c" * 5,
+        },
+        {"peer": nodes[2]["peer"], "short": nodes[2]["short"], "at": AT - 7_500, "text": "", "evidence": ""},
+    ]
+    nodes[1] = {**nodes[1], "agrees": False, "named": True, "refuted": said}
     found = alert("last-holder", "warning", "layers 8…11 hang on one machine")
     return state(
         model(nodes, 12, verdict="degraded", reason="broker and DHT disagree about 1 machine"),

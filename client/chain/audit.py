@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 import grpc.aio
@@ -30,6 +31,7 @@ import torch
 from client.base.options import AUDITED_SHARE
 from client.chain.answers import ReplyStream
 from client.chain.chain import STANDING_S, Chain, send_hold
+from client.chain.evidence_files import keep_evidence, report
 from client.chain.repair_plan import FindRoute
 from client.chain.tells import TellLog
 from swarm.base.errors import HopError, HopMisbehaved, LocalProtocolError, RegistryError, RouteError, SwarmError
@@ -72,6 +74,7 @@ from swarm.trust.bounds import (
     FAR_MEDIAN,
     FAR_ROW,
     FEWEST,
+    WINDOW,
     Agrees,
     Bounds,
     Differs,
@@ -138,6 +141,26 @@ class RowSource(Protocol):
 
     async def sent(self, sender: Sender, committed: Sequence[CommittedToken]) -> Rows | None:
         """What a hop that keeps it sent of a text's tokens, from the first on; None where that is gone."""
+
+    def evidence(self, sender: Sender, claim: HopClaim) -> bytes | None:
+        """The file by which anybody with a hop's layers recomputes its part; None where not all of it is signed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopClaim:
+    """What one hop of a text says of its part.
+
+    Attributes:
+        committed: the text's tokens, as far as they are shown.
+        entering: rows that entered it, one a token or more; None where ids did.
+        leaving: rows that left it; None at the tail.
+        sampling: how the tail was to pick.
+    """
+
+    committed: tuple[CommittedToken, ...]
+    entering: Rows | None
+    leaving: Rows | None
+    sampling: Sampling
 
 
 MakeKey = Callable[[], Awaitable[Signer]]
@@ -212,7 +235,10 @@ class AuditOwner:
         make_key: makes keys.
         named: told of a machine that two others contradict.
         suspected: told of two machines of which nothing says which is wrong, or of one that keeps no rows.
+        agreed: told of a machine whose part another one computed alike.
         doubt: how much a machine is doubted already, 0 to 1: its texts are audited that much more often.
+        refuted: how often its part of a text is audited because others say that it computes something else, 0 to 1.
+        keep: puts evidence into a file, on a thread; None where it cannot.
     """
 
     dialer: Dialer
@@ -220,7 +246,10 @@ class AuditOwner:
     make_key: MakeKey
     named: Callable[[HopMisbehaved], None]
     suspected: Callable[[PeerId], None]
+    agreed: Callable[[PeerId], None] = lambda _: None
     doubt: Callable[[PeerId], float] = lambda _: 0.0
+    refuted: Callable[[PeerId], float] = lambda _: 0.0
+    keep: Callable[[bytes], Path | None] = keep_evidence
 
 
 def coin(share: float) -> bool:
@@ -233,6 +262,7 @@ class Auditor:
 
     Attributes:
         done: what became of the newest `KEPT`.
+        draw: the place of a hop to audit, of so many.
     """
 
     def __init__(
@@ -249,11 +279,18 @@ class Auditor:
             scope: owns the work.
             share: of all texts.
             toss: says of a text whether it is audited.
-            draw: the place of a hop, of so many.
+            draw: as the attribute.
         """
         self.done: deque[Audit] = deque(maxlen=KEPT)
-        self._owner, self._scope, self._share, self._toss, self._draw = owner, scope, share, toss, draw
+        self._owner, self._scope, self._share, self._toss, self.draw = owner, scope, share, toss, draw
         self._is_busy = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def newest(self) -> Audit | None:
+        """What became of the newest audit, once none is under way; None where there was none."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        return self.done[-1] if self.done else None
 
     async def text_is_over(self, text: AuditedText) -> None:
         """Audit it beside whatever comes next, if the coin says so and no other one is audited now.
@@ -262,11 +299,9 @@ class Auditor:
 
         Returns once the hops keep what they sent, so that the session may end: in most texts at once.
         """
-        doubt = max(self._owner.doubt(hop.peer) for hop in text.route.hops)
-        share = self._share + (1 - self._share) * doubt
-        if len(text.committed) < FEWEST or self._is_busy or not self._toss(share):
+        if len(text.committed) < FEWEST or self._is_busy or (place := self._place(text.route.hops)) is None:
             return
-        self._is_busy, place = True, self._draw(len(text.route.hops))
+        self._is_busy = True
         try:
             async with asyncio.timeout(KEEP_S):
                 around = range(max(place - 1, 0), min(place + 2, len(text.route.hops)))
@@ -274,7 +309,19 @@ class Auditor:
         except (SwarmError, grpc.aio.AioRpcError, TimeoutError) as error:
             self._failed(text.route.hops[place], error)
             return
-        self._scope.spawn(self._run(text, place), "an audit")
+        self._task = self._scope.spawn(self._run(text, place), "an audit")
+
+    def _place(self, hops: Sequence[RouteHop]) -> int | None:
+        """The hop to audit, if any.
+
+        What others say makes audits of whom they mean, beside those that the coin alone asks for: it takes none of
+        these away.
+        """
+        doubt = max(self._owner.doubt(hop.peer) for hop in hops)
+        if self._toss(self._share + (1 - self._share) * doubt):
+            return self.draw(len(hops))
+        said = [self._owner.refuted(hop.peer) for hop in hops]
+        return said.index(max(said)) if max(said) and self._toss(max(said)) else None
 
     def _failed(self, hop: RouteHop, error: Exception) -> None:
         self._is_busy = False
@@ -306,15 +353,16 @@ class Auditor:
         entering, text = await self._entering(text, place)
         claimed = _Picked.of_text(text) if accused.is_tail(text) else await self._sent(text, place)
         first = await _other(text, accused)
-        found = await _recomputed(owner, first, text, entering)
+        redone = await _recomputed(owner, first, text, entering)
+        found = redone.computed
         asked: tuple[PeerId, ...] = (first.hop.peer,)
         bounds = Bounds.known(text.route.numeric_class, text.route.numeric_class)
         verdict = None if bounds is None else await _compared(found, claimed, bounds)
         if isinstance(verdict, Agrees | Unclear):
-            return Audit(accused.hop, verdict, asked)
+            return self._agreed(Audit(accused.hop, verdict, asked))
         try:
             third = await _other(text, accused, first)
-            decides = await _recomputed(owner, third, text, entering)
+            decides = (await _recomputed(owner, third, text, entering)).computed
         except (SwarmError, grpc.aio.AioRpcError) as error:
             if verdict is None:
                 return Audit(
@@ -331,19 +379,47 @@ class Auditor:
             verdict = await _compared(found, claimed, bounds)
         if not isinstance(verdict, Differs):
             assert verdict is not None, "it was compared"
-            return Audit(accused.hop, verdict, asked)
+            return self._agreed(Audit(accused.hop, verdict, asked))
         with_hop, with_first = [await _agree(decides, other, bounds) for other in (claimed, found)]
-        named = None if with_hop == with_first else first.hop.peer if with_hop else accused.hop.peer
-        if named is not None:
-            self._name(named, accused.hop, verdict)
-        return Audit(accused.hop, verdict, asked, named)
+        if with_hop == with_first:
+            return Audit(accused.hop, verdict, asked)
+        own = _Redone(claimed, self._sender(text, place), text.committed)
+        await self._name(redone if with_hop else own, entering, text, (verdict, bounds), (first, third))
+        return Audit(accused.hop, verdict, asked, first.hop.peer if with_hop else accused.hop.peer)
 
-    def _name(self, peer: PeerId, hop: RouteHop, verdict: Differs) -> None:
+    def _agreed(self, audit: Audit) -> Audit:
+        if isinstance(audit.verdict, Agrees):
+            self._owner.agreed(audit.hop.peer)
+        return audit
+
+    async def _name(
+        self,
+        liar: _Redone,
+        entering: Rows | None,
+        text: AuditedText,
+        judged: tuple[Differs, Bounds],
+        asked: Sequence[Seat],
+    ) -> None:
+        """Leave a machine from now on, and let others know what it signed, as far as they can recompute that."""
+        (verdict, bounds), hop, owner = judged, liar.sender.hop, self._owner
         where = ", ".join(map(str, verdict.places))
         reason = f"computed something else than two other machines did ({verdict.what} at {where})"
-        error = HopMisbehaved(peer, str(hop.span), reason)
-        logger.warning("%s; this client goes around it from now on", error)
-        self._owner.named(error)
+        error = HopMisbehaved(hop.peer, str(hop.span), reason)
+        owner.named(error)
+        least, behind = (FEWEST, 1) if bounds.median is None else (WINDOW, WINDOW)
+        shown = liar.committed[: max(max(verdict.places) + behind, least)]
+        leaving = liar.computed if isinstance(liar.computed, Rows) else None
+        claim = HopClaim(shown, entering, leaving, text.sampling)
+        data = await asyncio.to_thread(owner.rows.evidence, liar.sender, claim)
+        file = None if data is None else await asyncio.to_thread(owner.keep, data)
+        model = text.route.records[0].model.name
+        line = (
+            "no file shows it" if file is None else f"swarm verify {file} --model {model} --layers {hop.span} shows it"
+        )
+        logger.warning("%s; this client goes around it from now on; %s", error, line)
+        for seat in asked:
+            if data is not None and seat.hop.peer != hop.peer:
+                await report(_connect(owner.dialer, seat.route, seat.hop), data)
 
     async def _entering(self, text: AuditedText, place: int) -> tuple[Rows | None, AuditedText]:
         """What entered a hop, and the text as far as that is audited."""
@@ -521,7 +597,22 @@ def _gap(best: dict[int, float] | None, place: int, pair: tuple[int, int], sampl
 # The other machine's work: one session there, at the place of the hop
 
 
-async def _recomputed(owner: AuditOwner, seat: Seat, text: AuditedText, entering: Rows | None) -> _Computed:
+@dataclass(frozen=True, slots=True)
+class _Redone:
+    """A hop's part of a text, as one machine computed it.
+
+    Attributes:
+        computed: what left it.
+        sender: whom to ask for what it signed.
+        committed: the text's tokens, as nodes of its session.
+    """
+
+    computed: _Computed
+    sender: Sender
+    committed: tuple[CommittedToken, ...]
+
+
+async def _recomputed(owner: AuditOwner, seat: Seat, text: AuditedText, entering: Rows | None) -> _Redone:
     """What a machine computes of the text.
 
     Args:
@@ -544,11 +635,11 @@ async def _recomputed(owner: AuditOwner, seat: Seat, text: AuditedText, entering
         link = SuccessorLink(scope, dial, signer, listener, Uplink(mbit_per_s=MBIT_PER_S))
         try:
             link.follow(key.command(attach))
-            connection = _connect(owner.dialer, route, hop)
+            sender = Sender(_connect(owner.dialer, route, hop), hop, key, text.want.codec)
             if seat.is_tail(text):
-                return await _picks(scope, connection, (key, hop, journal, tells), asked, text)
-            await _until_computed(connection, key, journal.state.sequence, listener)
-            sender = Sender(connection, hop, key, text.want.codec)
+                picked = await _picks(scope, sender.connection, (key, hop, journal, tells), asked, text)
+                return _Redone(picked, sender, tuple(journal.state.committed))
+            await _until_computed(sender.connection, key, journal.state.sequence, listener)
             await owner.rows.keep([sender])
             rows = await owner.rows.sent(sender, journal.state.committed)
         finally:
@@ -556,7 +647,7 @@ async def _recomputed(owner: AuditOwner, seat: Seat, text: AuditedText, entering
             await link.gone()
     if rows is None:
         raise CannotAudit(f"node {hop.peer} does not give the rows that it computed")
-    return rows
+    return _Redone(rows, sender, tuple(journal.state.committed))
 
 
 async def _dial(dialer: Dialer, route: Route, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:

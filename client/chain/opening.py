@@ -34,8 +34,9 @@ from client.chain.chain import Chain
 from client.chain.doubts import Doubts
 from swarm.base.errors import HopError, SwarmError
 from swarm.base.ids import PeerId
+from swarm.base.quota import UNKNOWN, address_key, is_private, site_key
 from swarm.base.tasks import TaskScope
-from swarm.directory.node_record import NodeRecord
+from swarm.directory.node_record import REFUTED_S, NodeRecord
 from swarm.routing.costs import FAILURE_HALF_LIFE_S, HOP_OVERHEAD_MS, RouteForecast, sweep_ms, wait_ms
 from swarm.routing.latency import TIMEOUT_S, measure_delays, worth_measuring
 from swarm.routing.route import Route, RouteQuery
@@ -290,6 +291,47 @@ KEPT_S = 60.0
 FAILURES_KEPT = 64
 
 
+REFUTED_SHARE: Final = 0.5
+"""Of texts over a machine that others say to have found wrong, audits of its part beside all others."""
+CLOCK_SLACK_S: Final = 60.0
+"""A finding may come from a clock that is so far ahead."""
+CLEARED_S: Final = 3_600.0
+"""For how long an own audit that agrees outweighs what others say."""
+
+
+def refuters(records: Sequence[NodeRecord], now_s: float) -> dict[PeerId, int]:
+    """By machine, how many others say that they computed its work again and found it wrong.
+
+    One counts for its network and its name, and not if one of them is the machine's own. All addresses that name no
+    public network are one: they may be anybody's. Names and networks are cheap, so this accuses nobody: it says whom
+    to audit.
+
+    Args:
+        records: as the directory lists them.
+        now_s: Unix seconds.
+    """
+    listed = {record.peer: record for record in records}
+    said: dict[PeerId, list[set[str]]] = {}
+    for record in records:
+        for peer, at in record.refuted:
+            if peer not in listed or not now_s - REFUTED_S < at < now_s + CLOCK_SLACK_S:
+                continue
+            known = said.setdefault(peer, [_marks(listed[peer]) - {ELSEWHERE}])
+            if not any(_marks(record) & others for others in known):
+                known.append(_marks(record))
+    return {peer: len(known) - 1 for peer, known in said.items() if len(known) > 1}
+
+
+ELSEWHERE: Final = f"network {UNKNOWN}"
+
+
+def _marks(record: NodeRecord) -> set[str]:
+    """By what machines of one owner are known: network and name."""
+    address = address_key(record.address)
+    network = ELSEWHERE if is_private(address) else f"network {site_key(address)}"
+    return {network, *([] if record.name is None else [f"name {record.name}"])}
+
+
 @dataclass(slots=True)
 class PeerLatency:
     """One client's knowledge of one model's machines.
@@ -304,6 +346,8 @@ class PeerLatency:
         speeds: how fast machines were.
         openings: how long routes took to stand.
         doubts: whether routes pick what drafts let expect: an audit's probability rises with that.
+        said: by machine, how many others say in their records that they found it wrong.
+        cleared: machines that an own audit found right, and when.
     """
 
     rng: random.Random = field(default_factory=random.SystemRandom)
@@ -315,6 +359,8 @@ class PeerLatency:
     speeds: PeerSpeeds = field(default_factory=PeerSpeeds)
     openings: OpeningTimes = field(default_factory=OpeningTimes)
     doubts: Doubts = field(default_factory=Doubts)
+    said: dict[PeerId, int] = field(default_factory=dict)
+    cleared: OrderedDict[str, float] = field(default_factory=OrderedDict)
     _seed: int = field(init=False)
     _measured_at: float | None = None
 
@@ -328,6 +374,7 @@ class PeerLatency:
         counts as that second away, and as one that failed, as another machine says: it is passed over while others
         answer, also where the hop before has measured it while it lived.
         """
+        self.said = refuters(records, time.time())
         now = self.clock()
         if self._measured_at is not None and now - self._measured_at < KEPT_S:
             return
@@ -356,6 +403,22 @@ class PeerLatency:
         """A machine computed something else than two others: routes do without it while others have its layers."""
         self.liars = (*(one for one in self.liars if one != peer), peer)[-FAILURES_KEPT:]
 
+    def agreed(self, peer: str) -> None:
+        """An own audit found a machine right: for a while nothing counts that others say of it."""
+        self.cleared[peer] = self.clock()
+        self.cleared.move_to_end(peer)
+        while len(self.cleared) > FAILURES_KEPT:
+            self.cleared.popitem(last=False)
+
+    def _said(self, peer: PeerId) -> int:
+        """How many others say that a machine is wrong, where that counts."""
+        at = self.cleared.get(peer)
+        return self.said.get(peer, 0) if at is None or self.clock() - at > CLEARED_S else 0
+
+    def refuted(self, peer: PeerId) -> float:
+        """How often to audit a machine because of what others say of it, 0 to 1."""
+        return REFUTED_SHARE if self._said(peer) else 0.0
+
     def served(self, route: Route, stats: Stats) -> None:
         """A text ended, well or not: learn how fast the machines of its chain were, and which had to be replaced."""
         for repair in stats.repairs:
@@ -374,6 +437,8 @@ class PeerLatency:
         """
         now, explore = self.clock(), may_explore and self.rng.random() < EXPLORED
         seed = self.rng.getrandbits(32) if explore else self._seed
-        known = replace(query, delays_ms=self.delays_ms, failures=self.failures, now=now, seed=seed)
+        heard = [(peer, now - FAILURE_HALF_LIFE_S * (many < 2)) for peer in self.said if (many := self._said(peer))]
+        failures = (*self.failures, *heard)
+        known = replace(query, delays_ms=self.delays_ms, failures=failures, now=now, seed=seed)
         newcomer = self.speeds.newcomer(now, explore=explore)
         return replace(known, slowness=self.speeds.slowness(now), newcomer=newcomer)

@@ -6,13 +6,16 @@ is held against the leaves of the stream that its neighbour signed too.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 
 import grpc.aio
 
-from client.chain.audit import Sender
+from client.chain.audit import HopClaim, Sender
 from client.chain.settle import Settler, TextLog
 from swarm.base.errors import HopClosed, RemoteProtocolError, SwarmError
 from swarm.base.ids import SessionId, TreeNodeId
@@ -20,10 +23,32 @@ from swarm.protocol.limits import HASH_BYTES
 from swarm.protocol.messages import Rows
 from swarm.protocol.session import CommittedToken
 from swarm.trust.commitment import ROW, Committed, PlacedNode, first_head, leaf, next_head
+from swarm.trust.hop_evidence import HopEvidence, ShownStream, check_hop
 from swarm.trust.settlement import SettledStream, Settlement, opened
 
 TEXTS_KEPT = 4
 """Texts whose leaves are kept in memory, at most; only one is audited at a time."""
+HOPS_KEPT = 6
+"""The same of hops that settled: of an audit the hop, its neighbours, and those that compute its part again."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _SettledHop:
+    """What one hop signed, and the messages of it that are known.
+
+    Attributes:
+        sealed: the settlement as the hop signed it.
+        settlement: opened.
+        received: all that came by its one stream; None where it is not known.
+        sent: all that left by its one stream; None where it is not known.
+    """
+
+    sealed: bytes
+    settlement: Settlement
+    received: tuple[Committed, ...] | None = None
+    sent: tuple[Committed, ...] | None = None
 
 
 class SettledRows:
@@ -32,6 +57,7 @@ class SettledRows:
     def __init__(self) -> None:
         """Know no leaves."""
         self._leaves: OrderedDict[tuple[SessionId, str], Mapping[TreeNodeId, bytes]] = OrderedDict()
+        self._hops: OrderedDict[tuple[SessionId, str], _SettledHop] = OrderedDict()
 
     async def keep(self, senders: Sequence[Sender]) -> None:
         """Have hops settle; from then on they keep what they sent, for a while after the session too.
@@ -41,7 +67,8 @@ class SettledRows:
             RemoteProtocolError: two neighbours signed different rows of their link, or leaves are not what was signed.
         """
         signed = [await self._settled(sender) for sender in senders]
-        for (before, own), (_, next_own) in pairwise(zip(senders, signed, strict=True)):
+        for (before, first), (_, behind) in pairwise(zip(senders, signed, strict=True)):
+            own, next_own = first.settlement, behind.settlement
             place, sent, received = _link(own, next_own)
             messages = await _settler(before).leaves(before.hop, place, sent.count)
             heads = _heads(before.key.session, own, sent, messages)
@@ -52,13 +79,58 @@ class SettledRows:
                     "heads", f"{own.peer} and {next_own.peer} signed different rows of their link"
                 )
             self._note(before, messages[: received.count])
+            first.sent, behind.received = messages, messages[: received.count]
+        if len(senders) < 3:  # the first one is the audited one: what it received, nobody but itself shows
+            await self._show_ends(senders[0], signed[0])
+        for sender, one in zip(senders, signed, strict=True):
+            self._hops[sender.key.session, sender.hop.peer] = one
+        while len(self._hops) > HOPS_KEPT:
+            self._hops.popitem(last=False)
+
+    async def _show_ends(self, sender: Sender, own: _SettledHop) -> None:
+        """Ask a hop for messages of its streams that no neighbour showed; it does not need to answer."""
+        with suppress(SwarmError, grpc.aio.AioRpcError):
+            settler, settlement = _settler(sender), own.settlement
+            received = await settler.leaves(sender.hop, 0, settlement.received[0].count, sent=False)
+            if own.sent is None and not settlement.is_tail:
+                own.sent = await settler.leaves(sender.hop, 0, settlement.sent[0].count)
+            own.received = received
+
+    def evidence(self, sender: Sender, claim: HopClaim) -> bytes | None:
+        """What a hop that was kept signed of a text, as a file that anybody with its layers can recompute.
+
+        Returns:
+            None where the hop did not show all of it, or signed something else.
+        """
+        own = self._hops.get((sender.key.session, sender.hop.peer))
+        if own is None or own.received is None or own.sent is None:
+            return None
+        nodes = tuple(token.id for token in claim.committed)
+        begins, is_tail = own.settlement.span.start == 0, own.settlement.is_tail
+        made = HopEvidence(
+            own.sealed,
+            ShownStream.of(own.received, nodes),
+            ShownStream.of(own.sent, nodes),
+            nodes,
+            tuple(token.token for token in claim.committed) if begins else (),
+            None if begins or claim.entering is None else claim.entering.first(len(nodes)),
+            None if is_tail or claim.leaving is None else claim.leaving.first(len(nodes)),
+            claim.sampling if is_tail else None,
+        ).dump()
+        try:
+            check_hop(made)
+        except RemoteProtocolError as error:
+            logger.info("no evidence of %s: %s", sender.hop.peer, error)
+            return None
+        return made
 
     async def sent(self, sender: Sender, committed: Sequence[CommittedToken]) -> Rows | None:
         """What it shows of a text, held against the leaves where two signed them; None where it is gone."""
         nodes = [token.id for token in committed]
         try:
             parts = await _settler(sender).rows(sender.hop, 0, nodes)
-        except (SwarmError, grpc.aio.AioRpcError):
+        except (SwarmError, grpc.aio.AioRpcError) as error:
+            logger.info("node %s shows no rows: %s", sender.hop.peer, error)
             return None
         widths = {part.width for part in parts}
         data = b"".join(part.data for part in parts)
@@ -72,13 +144,14 @@ class SettledRows:
         )
         return rows if is_signed else None
 
-    async def _settled(self, sender: Sender) -> Settlement:
+    async def _settled(self, sender: Sender) -> _SettledHop:
         log = TextLog()
         await Settler(sender.key, log, lambda _: sender.connection).settle([sender.hop])
         if not log.settled:
             why = log.refused.get(sender.hop.peer, "")
             raise HopClosed(sender.hop.peer, str(sender.hop.span), f"does not settle: {why}")
-        return opened(log.settled[0])
+        replies = log.replies[0].messages if log.replies else None
+        return _SettledHop(log.settled[0], opened(log.settled[0]), sent=replies)
 
     def _note(self, sender: Sender, messages: Sequence[Committed]) -> None:
         found: dict[TreeNodeId, bytes] = {}

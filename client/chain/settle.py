@@ -185,15 +185,15 @@ class Settler:
     async def _replies(self, hop: RouteHop, settlement: Settlement) -> _Replies:
         return [(place, await self.leaves(hop, place, one.count)) for place, one in enumerate(settlement.sent)]
 
-    async def leaves(self, hop: RouteHop, stream: int, count: int) -> tuple[Committed, ...]:
-        """The messages of one stream that a hop sent.
+    async def leaves(self, hop: RouteHop, stream: int, count: int, *, sent: bool = True) -> tuple[Committed, ...]:
+        """The messages of one stream that a hop sent, or received.
 
         Raises:
             SwarmError: it does not show them.
         """
         found: list[Committed] = []
         while len(found) < count:
-            part = await self._show(hop, Show(self._key.session, sent=True, stream=stream, first=len(found)))
+            part = await self._show(hop, Show(self._key.session, sent, stream, first=len(found)))
             messages = [COMMITTED.decode(one) for one in _unpacked(part.data)]
             if not messages:
                 raise RemoteProtocolError("leaves", f"end after {len(found)} of {count} messages")

@@ -147,7 +147,7 @@ class AsyncSwarm:
                     reproducible=wanted.reproducible,
                     own=own,
                     aux_layers=aux_layers_of(loaded.drafter),
-                    auditor=_auditor(dialer, nearby, scope, wanted.audit),
+                    auditor=make_auditor(dialer, nearby, scope, wanted.audit),
                     secret=await asyncio.to_thread(user_secret if wanted.calibration is not None else fresh_secret),
                     checker=checker,
                 )
@@ -328,7 +328,7 @@ async def _links(
         yield dialer, PeerLatency(probe=measure_own), scope
 
 
-def _auditor(dialer: Dialer, nearby: PeerLatency, scope: TaskScope, share: float) -> Auditor | None:
+def make_auditor(dialer: Dialer, nearby: PeerLatency, scope: TaskScope, share: float) -> Auditor | None:
     """What audits this client's texts; None where it wants none."""
     owner = AuditOwner(
         dialer,
@@ -336,7 +336,9 @@ def _auditor(dialer: Dialer, nearby: PeerLatency, scope: TaskScope, share: float
         partial(asyncio.to_thread, Identity.ephemeral),
         named=lambda error: nearby.lied(error.peer),
         suspected=partial(nearby.failed, is_hearsay=True),
+        agreed=nearby.agreed,
         doubt=nearby.doubts.of,
+        refuted=nearby.refuted,
     )
     return Auditor(owner, scope, share) if share else None
 

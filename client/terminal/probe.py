@@ -1,5 +1,5 @@
-"""`python -m client.terminal.probe`: one canary generation through a swarm's model, or two that compare a machine with
-others.
+"""`python -m client.terminal.probe`: one canary generation through a swarm's model, and an audit of it; or of a machine
+that is named, or two generations that compare it with others.
 
 Prints one line of JSON and nothing else; `swarm.health.state.probe_results` reads it. Needs no file of the model:
 prompt and answer stay token ids, which any swarm takes. Always exits with 0 once it has printed.
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -31,6 +32,7 @@ from swarm.link.network_key import KEY_BYTES, NetworkKey
 
 if TYPE_CHECKING:
     from client.base.stats import Stats
+    from client.chain.audit import Audit
     from client.decode.state import GenerationState
     from client.decode.text_stream import FinishReason, TextStream
     from swarm.base.ids import ModelIdentity
@@ -47,6 +49,8 @@ SIZES = (0, 4, 8, 16)
 """Tree nodes per sweep."""
 WAIT_S = 5.0
 """How long to wait for a machine where nobody serves some layers."""
+AUDIT_S = 30.0
+"""How long a canary's audit may take; what is asked of others ends with the process."""
 ANY_TOKEN = 2**31
 """In place of the vocabulary's size, which only the model's files hold."""
 
@@ -59,7 +63,7 @@ class ProbeSwarm:
         join: multiaddress of a peer of the swarm; may be repeated.
         fingerprint: fingerprint of the model.
         tokens: how many to generate.
-        compare: peer whose answers are compared with those of other holders of its layers (default: none).
+        compare: peer whose work is compared with that of other holders of its layers (default: none).
         network_key: file of a private swarm's network key; - reads its 32 bytes from standard input (default: none).
         membership: of the swarm; not an option.
     """
@@ -124,6 +128,7 @@ class Canary:
         stats: of the generation.
         route: its chain.
         opened_s: what it took to find and attach the chain.
+        audit: of its text; None where none was made within `AUDIT_S`.
     """
 
     text: CanaryText
@@ -131,13 +136,14 @@ class Canary:
     stats: Stats
     route: Route
     opened_s: float
+    audit: Audit | None = None
 
 
 class FilteredRegistry:
     """A directory in which some machines are not listed; all else is that of the one behind it."""
 
     def __init__(self, registry: Registry, hidden: frozenset[str]) -> None:
-        self._registry, self._hidden = registry, hidden
+        self._registry, self.hidden = registry, hidden
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a directory
         return getattr(self._registry, name)
@@ -145,18 +151,25 @@ class FilteredRegistry:
     async def records(self, fingerprint: str, num_layers: int, *, within_s: float = 1.5) -> list[NodeRecord]:
         """All records but those of hidden machines."""
         found = await self._registry.records(fingerprint, num_layers, within_s=within_s)
-        return [record for record in found if record.peer not in self._hidden]
+        return [record for record in found if record.peer not in self.hidden]
 
 
-async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm, text: CanaryText) -> Canary:
-    """Generate `command.tokens` tokens, as a client would.
+async def generate(
+    registry: Registry, model: ModelIdentity, command: ProbeSwarm, text: CanaryText, audited: str | None = None
+) -> Canary:
+    """Generate `command.tokens` tokens, as a client would that audits each text.
+
+    Args:
+        audited: the machine whose part is audited; others are only hidden until the chain stands (default: any).
 
     Raises:
         SwarmError: nobody serves some layers, a machine failed …
     """
     from client.base.target import Target
     from client.chain.opening import PeerLatency
+    from client.library.aio import make_auditor
     from client.library.session import SessionOpener
+    from swarm.base.tasks import TaskScope
     from swarm.link.dial import Dialer
     from swarm.routing.latency import measure_delays
 
@@ -175,16 +188,33 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
         state = _generation_state(text, command.tokens, drafting)
         insecure, network = command.insecure, command.membership.network
         nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure, network=network))
-        async with Dialer(insecure=insecure, network=network) as dialer:
+        async with Dialer(insecure=insecure, network=network) as dialer, TaskScope() as scope:
+            auditor = make_auditor(dialer, nearby, scope, 1.0 if command.compare is None or audited else 0.0)
             opener = SessionOpener(
-                target, model, registry, dialer, command.join, text.nodes, wait_s=WAIT_S, nearby=nearby
+                *(target, model, registry, dialer, command.join, text.nodes),
+                wait_s=WAIT_S,
+                nearby=nearby,
+                auditor=auditor,
             )
+            result = None
             async with opener.open(len(text.prompt) + command.tokens, state.nodes) as session:
                 opened_s = time.perf_counter() - started
+                route = session.chain.route
+                if audited is not None and auditor is not None:
+                    auditor.draw = lambda _: next(
+                        (place for place, hop in enumerate(route.hops) if hop.peer == audited), 0
+                    )
+                if isinstance(registry, FilteredRegistry) and audited is not None:
+                    registry.hidden = frozenset()
                 async for piece in session.run(state):
-                    if piece.result is not None:
-                        return Canary(text, piece.result.tokens, piece.result.stats, session.chain.route, opened_s)
-    raise AssertionError("a generation ends with a result or an error")
+                    result = piece.result or result
+            assert result is not None, "a generation ends with a result or an error"
+            audit = None
+            if auditor is not None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(AUDIT_S):
+                        audit = await auditor.newest()
+            return Canary(text, result.tokens, result.stats, session.chain.route, opened_s, audit)
 
 
 class IdStream:
@@ -271,11 +301,31 @@ def described(canary: Canary) -> dict[str, Any]:
         "sweep_ms": round(stats.ms_per_sweep, 2),
         "hops": hops,
         "return_ms": links[-1],
+        "audit": None if canary.audit is None else _audited(canary.audit, canary),
+    }
+
+
+def _audited(audit: Audit, canary: Canary) -> dict[str, Any]:
+    """An audit as in the line of JSON: a comparison that says which machine is wrong, where two others say the same."""
+    from swarm.trust.bounds import Agrees, Unclear
+
+    verdict = audit.verdict
+    return {
+        "peer": audit.hop.peer,
+        "others": sorted(audit.asked),
+        "agrees": None if isinstance(verdict, Unclear) else isinstance(verdict, Agrees),
+        "named": audit.named,
+        "tokens": len(canary.text.prompt) + len(canary.tokens),
+        "error": verdict.reason if isinstance(verdict, Unclear) else None,
     }
 
 
 async def compare(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> dict[str, Any]:
-    """Generate over a peer and around it; the comparison as in the line of JSON."""
+    """Have a peer's part of a text computed elsewhere, or generate over it and around it; as in the line of JSON.
+
+    Whoever has a twin, another machine with exactly its layers in its class, is audited: that says who is wrong. Where
+    the layers are only held in other parts, two whole texts are compared.
+    """
     peer = command.compare
     assert peer is not None, "asked for"
     records = await registry.records(model.fingerprint, model.num_layers)
@@ -284,7 +334,14 @@ async def compare(registry: Registry, model: ModelIdentity, command: ProbeSwarm)
         return _uncompared(peer, "it is not listed")
     other_classes = {record.peer for record in records if record.numeric_class != mine.numeric_class}
     same_layers = {record.peer for record in records if record.peer != peer and mine.span.contains(record.span)}
+    twins = {record.peer for record in records if record.span == mine.span} - {*other_classes, peer}
     try:
+        if twins:
+            seen = cast("Registry", FilteredRegistry(registry, frozenset(other_classes | same_layers)))
+            canary = await generate(seen, model, command, CanaryText.draw(), peer)
+            if canary.audit is None or canary.audit.hop.peer != peer:
+                return _uncompared(peer, "no chain led over it" if canary.audit else "its audit took too long")
+            return _audited(canary.audit, canary)
         only, without = (
             cast("Registry", FilteredRegistry(registry, frozenset(hidden)))
             for hidden in (other_classes | same_layers, {*other_classes, peer})

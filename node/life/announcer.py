@@ -136,6 +136,7 @@ class Announcer:
         if service is not None:
             records = await self._resources.registry.records(identity.fingerprint, identity.num_layers)
             service.successors.note_listed(records)
+            self._resources.machine.refuted.listed[identity.fingerprint] = frozenset(one.peer for one in records)
             await service.peer_delays.measure([record for record in records if service.policy.allows(record.address)])
 
     async def _check_speed(self) -> None:
@@ -172,6 +173,7 @@ class Announcer:
             sequence=machine.sequence,
             expires_at=next_expiry(time.time(), machine.newest, resources.left_behind),
             certificate=b"" if resources.certificate is None else resources.certificate.der,
+            refuted=machine.refuted.announced(resources.identity.fingerprint),
             movable=resources.config.is_auto and state is NodeState.SERVING and self._rebalance.may_move,
         )
         machine.newest = record

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from node.life.report import NodeDescription
+from node.life.report import NodeDescription, RefutedPeers
 from node.session.admission import Admission
 from node.session.spans import ServedSpans
 from swarm.directory.node_record import NodeRecord
@@ -30,6 +30,7 @@ class SharedMachine:
         kv_bytes: what sessions of each model may take, by fingerprint; it is taken as they come.
         announce_again: writes the record of each model at once.
         descriptions: what is published of the node of each model.
+        refuted: machines that it found wrong.
     """
 
     models: int = 1
@@ -41,6 +42,7 @@ class SharedMachine:
     kv_bytes: dict[str, int] = field(default_factory=dict)
     announce_again: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     descriptions: list[NodeDescription] = field(default_factory=list)
+    refuted: RefutedPeers = field(default_factory=RefutedPeers)
 
     @property
     def is_shared(self) -> bool:

@@ -31,6 +31,7 @@ from swarm.status.messages import (
     EventKind,
     MessageKind,
     Metrics,
+    RefutedPart,
     Stamp,
     Status,
     Will,
@@ -55,6 +56,7 @@ class PendingEvent:
 
     event: EventKind
     text: str
+    refuted: RefutedPart | None = None
 
 
 Due = PendingEvent | MessageKind
@@ -80,12 +82,12 @@ class Outbox:
         self._requested.add(part)
         self._changed.set()
 
-    def add_event(self, event: EventKind, text: str) -> None:
+    def add_event(self, event: EventKind, text: str, refuted: RefutedPart | None = None) -> None:
         """Something happened."""
         if len(self._events) >= MAX_EVENTS:
             self._events.popleft()
             self.dropped += 1
-        self._events.append(PendingEvent(event, text))
+        self._events.append(PendingEvent(event, text, refuted))
         self._changed.set()
 
     def leave(self) -> None:
@@ -314,7 +316,7 @@ class TelemetryPublisher:
     def _body(self, due: Due, stamp: Stamp, is_birth: bool) -> Body:
         match due:
             case PendingEvent():
-                return Event(stamp, due.event, due.text)
+                return Event(stamp, due.event, due.text, due.refuted)
             case MessageKind.METRICS:
                 return self._reporter.metrics(stamp)
             case _:

@@ -6,6 +6,7 @@ No address, host name or path is part of it.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,11 +16,21 @@ from node.model.device import Device
 from node.session.admission import OwnerClass
 from node.session.counters import NodeCounters
 from node.session.table import ClassHoldings
-from swarm.base.ids import ModelIdentity
+from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
 from swarm.base.version import VERSION
-from swarm.directory.node_record import NodeState
-from swarm.status.messages import EventKind, Metrics, Presence, ServedModel, Stamp, Status
+from swarm.directory.node_record import MAX_REFUTED, REFUTED_S, NodeState
+from swarm.status.messages import (
+    MAX_OFF,
+    EventKind,
+    Metrics,
+    Presence,
+    RefutedPart,
+    ServedModel,
+    Stamp,
+    Status,
+)
+from swarm.trust.verify import Refutation
 
 QUIET_S: Final = 60.0
 """Errors of one kind are reported at most so often, added up."""
@@ -95,6 +106,42 @@ class ErrorEvents:
             if count > reported and now_s - reported_s >= QUIET_S:
                 self._reported[name] = (now_s, count)
                 outbox.add_event(event, f"{words}: {count - reported}")
+
+
+MAX_REMEMBERED: Final = 64
+
+
+class RefutedPeers:
+    """Machines that this one computed again and found wrong: what it tells of them, and where.
+
+    Attributes:
+        listed: machines of each model in the directory, as they were read last: of others a record says nothing, or
+            whoever makes up names could drive the listed ones out of it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.listed: dict[str, frozenset[str]] = {}
+        self._at: OrderedDict[PeerId, float] = OrderedDict()
+        self._clock = clock
+
+    def note(self, found: Refutation, outbox: Outbox) -> None:
+        """Tell of one, by an event now and by each record for a day."""
+        verdict = found.verdict
+        off, bound = (min(value, MAX_OFF) for value in (verdict.largest, verdict.bound))
+        where = ", ".join(map(str, verdict.places[:3]))
+        text = f"{found.peer[-8:]} computes layers {found.span} otherwise: {verdict.what} at {where}, {off:.1e} off"
+        part = (found.peer, found.span, found.numeric_class, verdict.what, verdict.places, off, bound, found.evidence)
+        outbox.add_event(EventKind.REFUTED, text, RefutedPart(*part))
+        self._at[found.peer] = found.at
+        self._at.move_to_end(found.peer)
+        while len(self._at) > MAX_REMEMBERED:
+            self._at.popitem(last=False)
+
+    def announced(self, fingerprint: str) -> tuple[tuple[PeerId, float], ...]:
+        """The newest ones that are listed of a model, as a record has them."""
+        since, listed = self._clock() - REFUTED_S, self.listed.get(fingerprint, frozenset())
+        found = [(peer, at) for peer, at in self._at.items() if at > since and peer in listed]
+        return tuple(found[-MAX_REFUTED:])
 
 
 class NodeReport:

@@ -113,6 +113,7 @@ SESSIONS: Final = "sessions"
 CALLS: Final = "calls"
 MANIFESTS: Final = "lists of weight files"
 SHOWN: Final = "parts of what was settled"
+REPORTS: Final = "reports"
 OPENED: Final = "new streams"
 FIRST: Final = "first streams"
 INSISTED: Final = "refusals"
@@ -123,11 +124,16 @@ SUCCESSORS: Final = "new machines to go on with"
 DIALLED: Final = "new machines for all sessions of an owner"
 
 LIMITS: Final = QuotaLimits(
-    holdings={WAITING: HoldingLimit(per_key=64, total=2_048), SESSIONS: HoldingLimit(per_key=16, total=1_024)},
+    holdings={
+        WAITING: HoldingLimit(per_key=64, total=2_048),
+        SESSIONS: HoldingLimit(per_key=16, total=1_024),
+        REPORTS: HoldingLimit(per_key=1, total=4),
+    },
     rates={
         CALLS: RateLimit(per_key=100, burst=200, total=4_000, total_burst=8_000),
         MANIFESTS: RateLimit(per_key=0.2, burst=16, total=4, total_burst=64),
         SHOWN: RateLimit(per_key=8, burst=64, total=64, total_burst=512),
+        REPORTS: RateLimit(per_key=4 / 3_600, burst=4, total=32 / 3_600, total_burst=32),
         OPENED: RateLimit(per_key=20, burst=256, total=150, total_burst=1_024),
         FIRST: RateLimit(per_key=0.1, burst=8, total=1e6, total_burst=1e6),
         INSISTED: RateLimit(per_key=2, burst=64, total=1e6, total_burst=1e6),
@@ -319,6 +325,22 @@ class Admission:
         """
         if not self.quota.spend(SHOWN, address):
             raise OverQuota(SHOWN)
+
+    @contextmanager
+    def report(self, address: str) -> Iterator[None]:
+        """Let this address report what another machine signed, which costs a recomputation.
+
+        Raises:
+            OverQuota: it, or all together, report too much.
+        """
+        if not self.quota.take(REPORTS, address):
+            raise OverQuota(REPORTS)
+        try:
+            if not self.quota.spend(REPORTS, address):
+                raise OverQuota(REPORTS)
+            yield
+        finally:
+            self.quota.give(REPORTS, address)
 
     @contextmanager
     def stream(self, address: str) -> Iterator[ExitStack]:

@@ -30,6 +30,7 @@ from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.pick_rules import Grammar
 from swarm.protocol.session import Limits
 from swarm.trust.settlement import SettlingKey
+from swarm.trust.verify import Refutation
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,8 @@ class NodeContext:
     """Commits to what travelled."""
     settling: SettlingKey = field(default_factory=SettlingKey)
     """Signs what it committed to."""
+    refuted: Callable[[Refutation], None] = lambda _: None
+    """Told of a machine that computed something else than this node's own layers do."""
     journals: JournalBudget = field(default_factory=lambda: JournalBudget(JOURNAL_BYTES))
 
     @property

@@ -18,10 +18,11 @@ import grpc.aio
 from node.session.admission import AddressRefused, CallerCheck, OwnerClass
 from node.session.context import NodeContext
 from node.session.hop_session import FrameRefused, HopSession
+from node.session.refute import checked, received
 from node.session.spans import MODEL, ServedSpans
 from node.session.tail import ReplyBuffer
 from node.session.upstreams import UpstreamStream
-from swarm.base.errors import RemoteProtocolError, SwarmError
+from swarm.base.errors import Busy, RemoteProtocolError, SwarmError
 from swarm.base.ids import SessionId
 from swarm.base.quota import OverQuota, address_key
 from swarm.base.tasks import TaskScope
@@ -72,7 +73,7 @@ StreamMethod = Callable[[AsyncIterator[bytes], RpcContext, str, ExitStack], Awai
 
 
 class NodeService:
-    """Hello, Info, Manifest, Link and Replies of one node."""
+    """What one node answers: Hello, Info, Manifest, Link, Replies, and what is asked of texts."""
 
     def __init__(self, context: NodeContext, spans: ServedSpans, hello: Callable[[bytes], bytes]) -> None:
         """Answer for a node.
@@ -99,6 +100,7 @@ class NodeService:
             wire.SETTLE: grpc.unary_unary_rpc_method_handler(self._unary(self.settle)),
             wire.SHOW: grpc.unary_unary_rpc_method_handler(self._unary(self.show)),
             wire.REPLIES: grpc.stream_stream_rpc_method_handler(self._streamed(self.replies)),
+            wire.REPORT: grpc.stream_stream_rpc_method_handler(self._streamed(self.report)),
         }
         by_name = {path.rsplit("/", 1)[1]: handler for path, handler in methods.items()}
         return grpc.method_handlers_generic_handler(wire.SERVICE, by_name)
@@ -224,6 +226,23 @@ class NodeService:
                         await out.write(part)
         except TimeoutError:
             await _give_up(context)
+
+    async def report(
+        self, requests: AsyncIterator[bytes], context: RpcContext, address: str, waiting: ExitStack
+    ) -> None:
+        """Evidence of another machine (S6), which is computed again here some time; anybody may send it."""
+        waiting.close()
+        with self._admission.report(address):
+            try:
+                data = await received(requests)
+                report = await checked(data)
+                self._spans.table(report.settlement.fingerprint).refuter.take(data, report)
+            except RemoteProtocolError as error:
+                self._admission.refused(address, error)
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except Busy as error:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            await TimedWriter(context, self._context.uplink).write(b"")
 
     async def _check_client(self, session: SessionId, context: RpcContext, method: str, request: bytes) -> None:
         """End a call that does not come from the session's client."""

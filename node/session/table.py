@@ -23,6 +23,7 @@ from node.session.admission import (
 from node.session.context import NodeContext
 from node.session.counters import NodeCounters
 from node.session.hop_session import HopSession
+from node.session.refute import Refuter
 from node.session.settle import SettledTexts
 from node.session.upstreams import UpstreamStream, sender_of
 from node.session.waiting import MOST_RETRY_S, WaitingList, WaitingPlace
@@ -271,6 +272,7 @@ class SessionTable:
         self._context = context
         self._identity = identity
         self._scope = scope
+        self.refuter = Refuter(context, identity.fingerprint, scope, lambda: self.kv_tokens_free)
         self._open: dict[SessionId, HopSession] = {}
         self._reserved: dict[HopSession, Reservation] = {}
         self.pool = KvPool(context.model.layout.bytes_per_token, _crowd_shares)

@@ -31,7 +31,7 @@ class VerifyText:
     or the file or the model cannot be used, 2 where nothing could be decided.
 
     Attributes:
-        file: evidence of a text, as `client generate --proof` writes it.
+        file: evidence of a text, as `client generate --proof` writes it, or of one machine, as an audit keeps it.
         model: folder, GGUF file or hub id with the model's weights, which are computed with as the text's machines did
             (default: signatures are checked, and nothing is computed).
         layers: which layers to compute, such as 4-8, or whole: all of the text, and each machine's part of which rows

@@ -28,6 +28,10 @@ MAX_SPEEDS: Final = 8
 MAX_KV_TOKENS: Final = 1 << 40
 MAX_DELAYS: Final = 16
 """Delays that a record may hold."""
+MAX_REFUTED: Final = 8
+"""Machines that a record may say to have found wrong."""
+REFUTED_S: Final = 86_400.0
+"""For how long it says so."""
 MAX_ROW_BYTES: Final = 2**20
 MAX_ADDRESS: Final = 340
 """Characters of an address, at most: a host name of 253, or a relay's behind a peer id."""
@@ -85,6 +89,7 @@ class NodeRecord:
         aux_rows: whether it sends rows of further layers beside those of the last one (P14).
         swarm: the open swarm that it is of, which the directory fills in; None in a private one, or one without an id.
         ends_only: whether it does without token ids between the ends of a chain, and as a tail hears the client (P17).
+        refuted: (peer, when) of machines whose signed work this node computed again, and found wrong within 24 hours.
         sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 
@@ -117,6 +122,7 @@ class NodeRecord:
     aux_rows: bool = False
     swarm: Annotated[SwarmId, exactly(SWARM_ID_BYTES)] | None = field(default=None, compare=False)
     ends_only: bool = False
+    refuted: Annotated[tuple[tuple[AnyPeer, Annotated[float, UNIX_S]], ...], Size(MAX_REFUTED)] = ()
     sealed: Annotated[bytes, Written(not_sent=True)] = field(default=b"", compare=False, repr=False)
 
     def check(self) -> None:

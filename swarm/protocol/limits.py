@@ -79,6 +79,8 @@ MAX_SHOWN_NODES = 4_096
 """Nodes whose rows one question asks for."""
 SHOWN_BYTES = 1 << 20
 """Leaves or rows of one answer, and one message or row more."""
+MAX_REPORT_BYTES = 16 << 20
+"""Evidence of one hop that another machine takes in order to recompute it."""
 NONCE_BYTES, TIME_BYTES = 16, 8
 """Of an introduction."""
 MAX_GENERATION_STEP = 1_024

@@ -107,6 +107,10 @@ class Rows:
         """Bytes that `count` rows take unpacked, whatever `data` holds."""
         return self.count * self.codec.row_bytes(self.width)
 
+    def first(self, count: int) -> Rows:
+        """The first rows alone."""
+        return Rows(self.codec, count, self.width, memoryview(self.data)[: count * self.codec.row_bytes(self.width)])
+
     def row(self, place: int) -> Rows:
         """One of the rows alone."""
         size = self.codec.row_bytes(self.width)

@@ -88,6 +88,8 @@ SETTLE: Final = f"/{SERVICE}/Settle"
 """Unary: `decode_settle`, `decode_settled`."""
 SHOW: Final = f"/{SERVICE}/Show"
 """Unary: `decode_show`, `decode_shown`."""
+REPORT: Final = f"/{SERVICE}/Report"
+"""Stream of raw bytes, pieces of hop evidence (`swarm.trust.hop_evidence`); the answer is empty bytes (S6)."""
 
 CODECS: Final[dict[Codec, int]] = {codec: pb.Codec.Value(f"CODEC_{codec.name}") for codec in Codec}
 LENGTH_DELIMITED = 2  # protobuf's wire type of a `bytes` field

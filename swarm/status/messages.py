@@ -27,6 +27,10 @@ from swarm.protocol.peer_keys import is_peer_id, verify
 MAX_PAYLOAD_BYTES: Final = 8_192
 MAX_TOPIC_CHARACTERS: Final = 512
 MAX_EVENT_CHARACTERS: Final = 200
+MAX_PLACES: Final = 8
+"""Positions that a `refuted` event names."""
+MAX_OFF: Final = 1e9
+"""Distances that are larger, or infinite, are told as this."""
 MAX_TTL_S: Final = 600.0
 STATUS_TTL_S: Final = 180.0
 """How long a retained status is valid: three times the interval between two of them."""
@@ -76,6 +80,7 @@ class EventKind(enum.StrEnum):
     ERROR = "error"
     DIFFERENCE = "difference"
     LEFT = "left"
+    REFUTED = "refuted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +237,31 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
+class RefutedPart:
+    """What another machine signed of its layers, and this node's own computation of them contradicts.
+
+    Attributes:
+        peer: the machine.
+        span: its layers.
+        numeric_class: in which it says to compute.
+        what: `rows` or `picks`.
+        places: their positions in the text, the first ones.
+        off: how far they are off, of a row or in logits.
+        bound: how far is honest.
+        evidence: SHA-256 of the file that shows it, hex digits.
+    """
+
+    peer: Annotated[PeerId, Rule("a peer id", is_peer_id)]
+    span: Annotated[Span, Written(as_list=True, as_one=True)]
+    numeric_class: Annotated[str, Printable(96)]
+    what: Annotated[str, Printable(16)]
+    places: Annotated[tuple[WholeCount, ...], Size(MAX_PLACES)]
+    off: Annotated[float, Within(0.0, MAX_OFF)]
+    bound: Annotated[float, Within(0.0, MAX_OFF)]
+    evidence: Annotated[str, Printable(64, 64, _NONCE)]
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to a node.
 
@@ -239,11 +269,22 @@ class Event:
         stamp: its place among the node's messages.
         event: what happened.
         text: plain text without addresses.
+        refuted: what a `refuted` event is about; None in all others.
     """
 
     stamp: Stamped
     event: EventKind
     text: Annotated[str, Printable(MAX_EVENT_CHARACTERS)]
+    refuted: RefutedPart | None = None
+
+    def check(self) -> None:
+        """Refuse a refutation beside another event.
+
+        Raises:
+            Broken: with the field.
+        """
+        if self.refuted is not None and self.event is not EventKind.REFUTED:
+            raise Broken("refuted", f"does not belong to {self.event.value}")
 
 
 Body = Status | Will | Metrics | Event

@@ -13,7 +13,9 @@ from swarm.compute.row_codec import decode_rows
 from swarm.protocol.messages import Codec
 from swarm.protocol.numeric_class import LOSSY_ROWS
 from swarm.trust.evidence import Checked, EvidencedSpan, TextEvidence, load, spans_in, verify_signatures
+from swarm.trust.hop_evidence import CheckedHop, check_hop, is_hop_evidence
 from swarm.trust.replay import Pick, Stretch
+from swarm.trust.settlement import Settlement
 from swarm.trust.verify import Claim, Claims
 
 
@@ -28,16 +30,33 @@ def read_claims(path: Path) -> Claims:
         data = path.read_bytes()
     except OSError as error:
         raise UnknownModel(f"{path} cannot be read: {error.strerror}") from None
+    if is_hop_evidence(data):
+        checked = check_hop(data)
+        told = f"one hop's own words of {len(checked.evidence.nodes)} tokens: what it received, and what it sent"
+        return Claims(checked.settlement.fingerprint, _kind(checked.settlement), (hop_claim(checked),), (told,))
     evidence = load(data)
     return claims_of(evidence, verify_signatures(evidence))
+
+
+def hop_claim(checked: CheckedHop) -> Claim:
+    """What one hop claims by evidence whose signatures hold."""
+    own, shown = checked.settlement, checked.evidence
+    entering, leaving = (
+        None if rows is None else decode_rows(rows, torch.float32) for rows in (shown.entering, shown.leaving)
+    )
+    picks = tuple(Pick(place, token, shown.sampling) for place, token in checked.picks if shown.sampling is not None)
+    return Claim((PeerId(own.peer),), own.span, Stretch(own.span, _kind(own), shown.tokens, entering, leaving, picks))
+
+
+def _kind(settlement: Settlement) -> str:
+    """In which numeric class a machine computed, and its rows travelled."""
+    return settlement.numeric_class + (f"+{LOSSY_ROWS}" if settlement.codec is Codec.INT8 else "")
 
 
 def claims_of(evidence: TextEvidence, checked: Checked) -> Claims:
     """The claims of evidence whose signatures hold."""
     settlements = checked.settlements
-    kind = settlements[0].numeric_class if settlements else ""
-    if settlements and settlements[0].codec is Codec.INT8:
-        kind += f"+{LOSSY_ROWS}"
+    kind = _kind(settlements[0]) if settlements else ""
     claims = [_claim(part, checked, kind, evidence.told.prompt_tokens) for part in spans_in(evidence, checked)]
     claims += [_of_all(evidence, checked, kind)] if settlements else []
     return Claims(evidence.told.fingerprint, kind, tuple(claims), _notes(checked))

@@ -188,7 +188,12 @@ def first_head(session: SessionId, since: int, sender: str, receiver: str) -> by
 
 def next_head(head: bytes, message: Committed) -> bytes:
     """The head of a stream after one more message."""
-    return hashlib.sha256(_HEAD + head + message.digest).digest()
+    return link_head(head, message.digest)
+
+
+def link_head(head: bytes, digest: bytes) -> bytes:
+    """The head of a stream after one more message, of which only its digest is known."""
+    return hashlib.sha256(_HEAD + head + digest).digest()
 
 
 @dataclass(slots=True)

@@ -11,10 +11,10 @@ Decision: docs/decisions/0091-audits-recompute.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from swarm.protocol.numeric_class import EXACT, NumericClass
 from swarm.protocol.pick_rules import Sampling
 from swarm.protocol.session import Limits, SessionState
 from swarm.trust.bounds import (
+    Agrees,
     Bounds,
     Judgement,
     Unclear,
@@ -48,6 +49,9 @@ CALIBRATED, CALIBRATED_ROWS = 2, 192
 """Made-up texts, and the rows of each."""
 SCORED: Final = 32
 """Positions whose scores are in memory at a time."""
+SPREAD_ROOM: Final = 2.0
+"""How much farther than two computations of one machine another machine's may be from them, in an exact class."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,29 +145,86 @@ def replayed(span: RaggedModel, stretch: Stretch, chunk: int = CHUNK) -> Iterato
         before = nodes
 
 
+ForwardSteps = Generator[None, None, T]
+"""A computation that pauses after each forward, so that others may use the thread; it returns its result."""
+
+
+def finish(steps: ForwardSteps[T]) -> T:
+    """Run it to its end at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 def judge(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, chunk: int = CHUNK) -> Judgement:
+    """As `judging`, at once."""
+    return finish(judging(span, stretch, bounds, chunk))
+
+
+def judging(
+    span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None, chunk: int = CHUNK
+) -> ForwardSteps[Judgement]:
     """Whether what is said to have left the layers is what they make of what entered.
 
     Args:
         span: has the layers, and computes in its own numeric class.
         bounds: between that class and the stretch's (default: where they are known for every model).
+        chunk: positions in one forward.
 
     Raises:
         ConfigError: these layers cannot have computed the stretch.
     """
+    found = known_bounds(span, stretch, bounds)
+    if isinstance(found, Unclear):
+        return found
+    return (yield from _judged(span, stretch, found, replayed(span, stretch, chunk)))
+
+
+def judging_twice(
+    span: RaggedModel, stretch: Stretch, bounds: Bounds | None, chunks: tuple[int, int]
+) -> ForwardSteps[Judgement]:
+    """As `judging`, for who accuses others by it: computed in forwards of two sizes, which must agree.
+
+    Whoever makes up what enters the layers may choose rows that any two honest machines round far apart.
+
+    Raises:
+        ConfigError: these layers cannot have computed the stretch.
+    """
+    known = known_bounds(span, stretch, bounds)
+    if isinstance(known, Unclear):
+        return known
+    first = yield from _gathered(replayed(span, stretch, chunks[0]))
+    second = yield from _gathered(replayed(span, stretch, chunks[1]))
+    apart = row_distances(torch.cat(first), torch.cat(second)).cpu() * (SPREAD_ROOM if known.median is None else 1.0)
+    if not isinstance(own := judge_rows(apart, known), Agrees):
+        return own if isinstance(own, Unclear) else Unclear("these rows are rounded too differently here")
+    return (yield from _judged(span, stretch, known, first))
+
+
+def known_bounds(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None) -> Bounds | Unclear:
+    """The bounds between a span's class and a stretch's, or why nothing decides."""
     ours, theirs = span.numeric_class, stretch.numeric_class
     if (reason := undecidable(ours, theirs)) is not None:
         return Unclear(reason)
     bounds = bounds or Bounds.known(ours, theirs)
     if bounds is None or (bounds.ours, bounds.theirs) != (ours, theirs):
         return Unclear(f"how far {ours} and {theirs} may be apart was not calibrated")
+    return bounds
+
+
+def _judged(span: RaggedModel, stretch: Stretch, bounds: Bounds, found: Iterable[Tensor]) -> ForwardSteps[Judgement]:
+    """What follows from the rows [≤ chunk, width] that leave the layers, chunk after chunk."""
     if stretch.leaving is None:
-        return _judged_picks(span, stretch, bounds, chunk)
+        return (yield from _judged_picks(span, stretch, bounds, found))
     distances, start = [], 0
-    for rows in replayed(span, stretch, chunk):
+    for rows in found:
         claimed = stretch.leaving[start : start + len(rows), : span.hidden_size]
         distances.append(row_distances(rows, claimed).cpu())
         start += len(rows)
+        yield
     return judge_rows(torch.cat(distances), bounds)
 
 
@@ -177,6 +238,13 @@ def undecidable(ours: str, theirs: str) -> str | None:
 
 
 def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel | None = None) -> Bounds:
+    """As `calibrating`, at once."""
+    return finish(calibrating(span, layers, other))
+
+
+def calibrating(
+    span: RaggedModel, layers: Span | None = None, other: RaggedModel | None = None, chunk: int = CHUNK
+) -> ForwardSteps[Bounds]:
     """The bounds of some layers, from made-up texts that are computed in chunks and in sweeps of other sizes.
 
     A CPU that gives rows the same bits in all of these adds up without that promise here, as another kind may.
@@ -185,19 +253,38 @@ def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel 
         span: by which will be judged.
         layers: of these (default: all that it has).
         other: the same layers as the machines that are judged hold them; None: as `span` does.
+        chunk: positions in one forward.
     """
     ours, theirs = span, other or span
     distances: list[Tensor] = []
     gaps: list[float] = []
     for text in made_up(span, layers or span.span):
-        found = torch.cat(list(replayed(ours, text)))
+        found = torch.cat((yield from _gathered(replayed(ours, text, chunk))))
         for sweep in SWEEPS if theirs is ours else (*SWEEPS, CHUNK):
-            with unordered(theirs):
-                others = torch.cat(list(replayed(theirs, text, sweep)))
+            others = torch.cat((yield from _gathered(_otherwise(theirs, text, sweep))))
             distances.append(row_distances(found, others).cpu())
             if text.layers.end == span.num_layers:
                 gaps.append(_honest_gap(ours.logits(found), theirs.logits(others)))
     return bounds_of(ours.numeric_class, theirs.numeric_class, distances, gaps)
+
+
+def _gathered(rows: Iterator[Tensor]) -> ForwardSteps[list[Tensor]]:
+    found: list[Tensor] = []
+    for some in rows:
+        found.append(some)
+        yield
+    return found
+
+
+def _otherwise(span: RaggedModel, stretch: Stretch, chunk: int) -> Iterator[Tensor]:
+    """As `replayed`, but added up as a processor may that keeps no order of its own; between forwards as ever."""
+    rows = replayed(span, stretch, chunk)
+    while True:
+        with unordered(span):
+            part = next(rows, None)
+        if part is None:
+            return
+        yield part
 
 
 def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[Stretch]:
@@ -212,7 +299,8 @@ def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[St
         tokens = torch.randint(span.vocab_size, (rows,), generator=rng)
         text = Stretch(layers, span.numeric_class, tuple(tokens.tolist()))
         if layers.start and span.span.start:
-            text = replace(text, entering=torch.randn(span.vocab_size, span.hidden_size, generator=rng)[tokens])
+            ids, places = tokens.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            text = replace(text, entering=torch.randn(len(ids), span.hidden_size, generator=rng)[places])
         elif layers.start:
             before = replace(text, layers=Span(0, layers.start))
             text = replace(text, entering=torch.cat(list(replayed(span, before))))
@@ -220,8 +308,10 @@ def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[St
     return found
 
 
-def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: int) -> Judgement:
-    """As `judge`, of a tail."""
+def _judged_picks(
+    span: RaggedModel, stretch: Stretch, bounds: Bounds, found: Iterable[Tensor]
+) -> ForwardSteps[Judgement]:
+    """As `_judged`, of a tail."""
     if any(pick.sampling.multistep for pick in stretch.picks):
         return Unclear("picks of multi-step sampling depend on trees")
     rules = [pick.sampling.rules for pick in stretch.picks]
@@ -235,7 +325,7 @@ def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: in
     gaps: list[float] = []
     positions: list[int] = []
     start = 0
-    for rows in replayed(span, stretch, chunk):
+    for rows in found:
         for sampling in _samplings(stretch):
             asked = [p for p in stretch.picks if start <= p.after < start + len(rows) and p.sampling == sampling]
             for some in (asked[at : at + SCORED] for at in range(0, len(asked), SCORED)):
@@ -245,6 +335,7 @@ def _judged_picks(span: RaggedModel, stretch: Stretch, bounds: Bounds, chunk: in
                 gaps += _gaps(logits, some, stretch.valid_tokens or span.vocab_size, bounds.pick)
                 positions += [pick.after + 1 for pick in some]
         start += len(rows)
+        yield
     return judge_picks(torch.tensor(gaps, dtype=torch.float64), positions, bounds)
 
 

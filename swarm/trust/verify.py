@@ -60,6 +60,27 @@ class JudgedClaim:
     verdict: Judgement
 
 
+@dataclass(frozen=True, slots=True)
+class Refutation:
+    """A machine signed something else than its layers make, as a node's own computation says.
+
+    Attributes:
+        peer: the machine.
+        span: its layers.
+        numeric_class: in which it says to compute.
+        verdict: where, and by how much.
+        evidence: SHA-256 of what it signed, hex digits.
+        at: Unix seconds.
+    """
+
+    peer: PeerId
+    span: Span
+    numeric_class: str
+    verdict: Differs
+    evidence: str
+    at: float
+
+
 def verify(span: RaggedModel, claims: Iterable[Claim]) -> Iterator[JudgedClaim]:
     """Recompute claims with layers that are here, one after the other.
 

@@ -25,6 +25,7 @@ from swarm.status.messages import (
     EventKind,
     Metrics,
     Presence,
+    RefutedPart,
     ServedModel,
     Stamp,
     Status,
@@ -89,6 +90,7 @@ def records() -> Iterator[tuple[str, NodeRecord]]:
     yield "bare", bare
     yield "full", full
     yield "last", replace(full, left=True)
+    yield "refuting", replace(bare, refuted=((OTHER, NOW - 0.125), (me, 0.0)))
     yield "mapped", replace(bare, state=NodeState.DRAINING, reach=Reach.MAPPED, sweep_ms=((2, 5.0), (4, 3.0)))
 
 
@@ -122,6 +124,8 @@ def bodies() -> Iterator[tuple[str, Body]]:
             device_temperature_c=-273.15,
         ),
     )
+    part = RefutedPart(OTHER, Span(4, 8), "cpu-float32", "rows", (0, BIG), 1e9, 1e-5, "e5" * 32)
+    yield "refuted part", Event(late, EventKind.REFUTED, "it differs", part)
     for kind in EventKind:
         yield f"event {kind}", Event(late, kind, 'layers 0…3 of 12 \\ "<b>')
 

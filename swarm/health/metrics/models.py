@@ -102,15 +102,22 @@ NODE_PROBED = MetricFamily(
     "canopy_model_node_probed_compute_seconds", "Compute per sweep, as a probe measured it.", OF_NODE
 )
 NODE_AGREES = MetricFamily(
-    "canopy_model_node_agrees", "1 if its answers were another holder's, 0 if not, absent if nobody compared.", OF_NODE
+    "canopy_model_node_agrees", "1 if its work was another holder's, 0 if not, absent if nobody compared.", OF_NODE
 )
+NODE_NAMED = MetricFamily(
+    "canopy_model_node_named", "1 if an audit found it to differ from two other holders of its layers, else 0.", OF_NODE
+)
+NODE_REFUTERS = MetricFamily(
+    "canopy_model_node_refuters", "Nodes whose records say that they computed its work again and found it wrong.",
+    OF_NODE,
+)  # fmt: skip
 LEFT_OUT = MetricFamily("canopy_health_left_out", "What this page leaves out, to stay within its bounds.", ("what",))
 
 FIGURES: Final = (
     VERDICT, VERDICT_AT, LAYERS, MISSING, FEWEST, MARGIN, MACHINES, HOLDERS, SWEEPS, LAYER_TOKENS,
     PROBE_OK, PROBE_AT, PROBE_FAILURES, PROBE_BLOCKED, FIRST_TOKEN, SPEED, ACCEPTED, SWEEP_TIME, HOP_TIME, RETURN_TIME,
     NODE, NODE_STATE, NODE_SEEN, NODE_BUSY, NODE_KV, NODE_KV_FREE, NODE_SWEEPS, NODE_LAYER_TOKENS, NODE_PROBED,
-    NODE_AGREES, LEFT_OUT,
+    NODE_AGREES, NODE_NAMED, NODE_REFUTERS, LEFT_OUT,
 )  # fmt: skip
 
 
@@ -232,6 +239,8 @@ def _write_node(sheet: MetricSet, own: tuple[str, str, str], node: NodeView) -> 
     sheet.set(NODE_LAYER_TOKENS, node.layer_tokens, *own)
     sheet.set(NODE_PROBED, _seconds(node.probed_ms), *own)
     sheet.set(NODE_AGREES, None if node.agrees is None else float(node.agrees), *own)
+    sheet.set(NODE_NAMED, float(node.is_named), *own)
+    sheet.set(NODE_REFUTERS, len(node.refuted), *own)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

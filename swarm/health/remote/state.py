@@ -17,6 +17,7 @@ from swarm.directory.coverage import is_serve_line
 
 MAX_TEXT: Final = 2_000
 MAX_LAYERS: Final = 4_096
+MAX_REFUTERS: Final = 64
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Mn", "Me"})
 """Unicode categories that a terminal interprets, or that pile up in one cell: controls, directions, lone marks."""
 
@@ -56,6 +57,15 @@ class Sources(_StateModel):
     dht: SourceShown | None = None
 
 
+class RefutedShown(_StateModel):
+    """Who says that a node's work is wrong, and since when."""
+
+    short: SafeText
+    at: float
+    text: SafeText = ""
+    evidence: SafeText = ""
+
+
 class NodeShown(_StateModel):
     peer: SafeText
     short: SafeText
@@ -76,6 +86,8 @@ class NodeShown(_StateModel):
     preferred_sessions: int | None = None
     probed_ms: float | None = None
     agrees: bool | None = None
+    named: bool = False
+    refuted: Annotated[tuple[RefutedShown, ...], Field(max_length=MAX_REFUTERS)] = ()
 
     @property
     def label(self) -> str:

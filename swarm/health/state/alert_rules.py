@@ -96,8 +96,21 @@ def _failing(one: Assessment, _: SwarmSources) -> str | None:
 
 
 def _differing(one: Assessment, _: SwarmSources) -> str | None:
-    differing = [node for node in one.nodes if node.agrees is False]
+    differing = [node for node in one.nodes if node.agrees is False and not node.is_named]
     return f"{_some(differing)} and another holder of the same layers answer differently" if differing else None
+
+
+def _named(one: Assessment, _: SwarmSources) -> str | None:
+    named = [node for node in one.nodes if node.is_named]
+    return f"{_some(named)} computes something else than two other holders of its layers" if named else None
+
+
+def _refuted(one: Assessment, _: SwarmSources) -> str | None:
+    refuted = [node for node in one.nodes if node.refuted]
+    if not refuted:
+        return None
+    many = len({said.peer for node in refuted for said in node.refuted})
+    return f"{_some(refuted)}: {many} {'machine says' if many == 1 else 'machines say'} that it computes something else"
 
 
 def _versions(one: Assessment, _: SwarmSources) -> str | None:
@@ -205,6 +218,33 @@ ALERTS: Final[tuple[AlertRule, ...]] = (
             "canopy_model_node_agrees == 0",
             "{{ $labels.peer }} and another holder of its layers answer differently",
             "One of them computes wrongly or lies; nobody knows which.",
+        ),
+    ),
+    AlertRule(
+        Severity.CRITICAL,
+        "probe",
+        "audit",
+        holds="an audit found that a node computes something else than two other holders of its layers",
+        delays=_PROBED,
+        find=_named,
+        prometheus=PrometheusRule(
+            "CanopyNodeNamed",
+            "canopy_model_node_named == 1",
+            "{{ $labels.peer }} computes something else than two other holders of its layers",
+            "Its weights, its memory or its program are not those of the others. The health service keeps evidence.",
+        ),
+    ),
+    AlertRule(
+        Severity.WARNING,
+        "refuted",
+        holds="other nodes say that they computed a node's signed work again, and found it wrong",
+        delays=AlertDelays(0.0, 60.0),
+        find=_refuted,
+        prometheus=PrometheusRule(
+            "CanopyNodeRefuted",
+            "canopy_model_node_refuters > 0",
+            "{{ $value }} nodes say that {{ $labels.peer }} computes something else",
+            "Anybody may say so. The file that the event names by its digest shows it: swarm verify.",
         ),
     ),
     AlertRule(
@@ -381,6 +421,6 @@ def is_unobservable(finding: Finding, assessments: Sequence[Assessment]) -> bool
         return True
     if finding.kind != "probe" or finding.about == "unknown":
         return False
-    if finding.about == "difference":
+    if finding.about in ("difference", "audit"):
         return all(node.agrees is None for node in one.nodes)
     return one.log.last is None

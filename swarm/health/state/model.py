@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.base.ids import PeerId
-from swarm.directory.node_record import NodeRecord
+from swarm.directory.node_record import MAX_REFUTED, REFUTED_S, NodeRecord
 from swarm.directory.registry import RECORD_TTL_S
 from swarm.health.state.contributions import ContributionBook, TotalsBook
 from swarm.health.state.model_slots import ModelSlots
-from swarm.health.state.node import Condition, EvidenceSource, NodeView, SwarmEvent
+from swarm.health.state.node import Condition, EvidenceSource, NodeView, RefutedBy, SwarmEvent
 from swarm.status.guard import MAX_SKEW_S
 from swarm.status.messages import Body, Event, Metrics, Presence, ServedModel, Status, Will
 
@@ -44,6 +44,8 @@ MIN_RATE_INTERVAL_S = 0.5
 """Between two metrics messages from which a rate is computed."""
 MISSES_UNTIL_GONE = 2
 """DHT look-ups in a row without a record, after which it counts as gone: one look-up may fail to reach it."""
+MAX_REFUTERS = 16
+"""Machines of which a node's page shows that they found it wrong: the newest."""
 MAX_NODES = 4_096
 MAX_EVENTS = 100
 
@@ -66,7 +68,9 @@ class _NodeEvidence:
         misses: look-ups in a row that did not list it.
         disagrees_since: since when status and record differ.
         probed_ms: compute per sweep for the whole span, as a probe measured it.
-        agrees: whether its answers were those of another holder of its layers; None if never compared.
+        agrees: whether its work was that of another holder of its layers; None if never compared.
+        is_named: whether it was the one of three that differs from two others.
+        found_wrong: what its telemetry said of machines that it found wrong, the newest `MAX_REFUTED`.
     """
 
     status: Status | None = None
@@ -83,6 +87,8 @@ class _NodeEvidence:
     disagrees_since: float | None = None
     probed_ms: float | None = None
     agrees: bool | None = None
+    is_named: bool = False
+    found_wrong: dict[PeerId, Event] = field(default_factory=dict)
 
     @property
     def telemetry_at(self) -> float:
@@ -165,6 +171,11 @@ class Knowledge:
             case Metrics():
                 self._metrics(peer, evidence, body, now)
             case Event():
+                if body.refuted is not None:
+                    evidence.found_wrong.pop(body.refuted.peer, None)
+                    evidence.found_wrong[body.refuted.peer] = body
+                    for oldest in list(evidence.found_wrong)[:-MAX_REFUTED]:
+                        del evidence.found_wrong[oldest]
                 self.add_event(SwarmEvent(body.stamp.at, fingerprint, peer, body.event.value, body.text))
 
     def apply_records(self, fingerprint: str, records: Sequence[NodeRecord], now: float) -> None:
@@ -174,9 +185,11 @@ class Knowledge:
         for peer, record in found.items():
             evidence = self._entry(fingerprint, peer, True, now)
             if evidence is not None:
-                if evidence.record is None or (evidence.record.state, evidence.record.span) != (
+                before = evidence.record
+                if before is None or (before.state, before.span, before.refuted) != (
                     record.state,
                     record.span,
+                    record.refuted,
                 ):
                     self.version += 1
                 evidence.record, evidence.listed_at, evidence.misses = record, now, 0
@@ -212,11 +225,11 @@ class Knowledge:
             evidence.probed_ms = compute_ms
             self.version += 1
 
-    def record_comparison(self, fingerprint: str, peer: PeerId, agrees: bool) -> None:
-        """Take in whether a node's answers were those of another holder of its layers."""
+    def record_comparison(self, fingerprint: str, peer: PeerId, agrees: bool, *, is_named: bool = False) -> None:
+        """Take in whether a node's work was that of another holder of its layers, and whether two others say not."""
         evidence = self._evidence.get(fingerprint, {}).get(peer)
         if evidence is not None:
-            evidence.agrees = agrees
+            evidence.agrees, evidence.is_named = agrees, is_named
             self.version += 1
 
     def add_event(self, event: SwarmEvent) -> None:
@@ -256,8 +269,9 @@ class Knowledge:
             listed = [evidence.reported_model() for evidence in peers.values() if evidence.record is not None]
             model = _most_common(listed or [evidence.reported_model() for evidence in peers.values()])
             if model is not None:
+                said = _said(peers, now)
                 nodes = [
-                    _node(peer, model, evidence, now)
+                    _node(peer, model, evidence, now, said.get(peer, ()))
                     for peer, evidence in peers.items()
                     if evidence.reported_model() == model
                 ]
@@ -327,6 +341,19 @@ class Knowledge:
             self.contributions.add(peer, evidence.status, metrics, now)
 
 
+def _said(peers: Mapping[PeerId, _NodeEvidence], now: float) -> dict[PeerId, list[RefutedBy]]:
+    """By machine, what others that are listed say of its work, newest first."""
+    found: dict[PeerId, list[RefutedBy]] = {}
+    for peer, evidence in peers.items():
+        for accused, at in evidence.record.refuted if evidence.record is not None and evidence.is_listed(now) else ():
+            event = evidence.found_wrong.get(accused)
+            part = None if event is None else event.refuted
+            told = () if event is None or part is None else (event.text, part.evidence)
+            if accused != peer and now - REFUTED_S < at < now + MAX_SKEW_S:
+                found.setdefault(accused, []).append(RefutedBy(peer, at, *told))
+    return {peer: sorted(said, key=lambda one: -one.at)[:MAX_REFUTERS] for peer, said in found.items()}
+
+
 def _agree(evidence: _NodeEvidence) -> bool:
     """Whether record and status match; a node that does not serve need not be listed."""
     status, record = evidence.status, evidence.record
@@ -356,7 +383,7 @@ def _source(evidence: _NodeEvidence, now: float) -> EvidenceSource:
     return EvidenceSource.MQTT if evidence.status is not None else EvidenceSource.DHT
 
 
-def _node(peer: PeerId, model: ServedModel, evidence: _NodeEvidence, now: float) -> NodeView:
+def _node(peer: PeerId, model: ServedModel, evidence: _NodeEvidence, now: float, said: Sequence[RefutedBy]) -> NodeView:
     status, record, metrics = evidence.status, evidence.record, evidence.metrics
     fresh = status if status is not None and (evidence.has_telemetry(now) or record is None) else None
     newest = fresh or record or status
@@ -384,6 +411,8 @@ def _node(peer: PeerId, model: ServedModel, evidence: _NodeEvidence, now: float)
         disagrees=disagrees and evidence.has_telemetry(now),
         probed_ms=evidence.probed_ms,
         agrees=evidence.agrees,
+        is_named=evidence.is_named,
+        refuted=tuple(said),
         is_silent=status is not None and evidence.gone_at is None and not evidence.has_telemetry(now),
         reach=None if record is None else record.reach,
         path=None if status is None else status.path,

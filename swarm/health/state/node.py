@@ -32,6 +32,23 @@ class EvidenceSource(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RefutedBy:
+    """What another machine says in its record: it computed a node's signed work again, and found it wrong.
+
+    Attributes:
+        peer: who says so.
+        at: when it found that, in Unix seconds.
+        text: where and by how much, as its telemetry said; empty without.
+        evidence: SHA-256 of the file that shows it, as its telemetry said; empty without.
+    """
+
+    peer: PeerId
+    at: float
+    text: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """One node of one model as it is now: what its record and telemetry say, by their names, and what is known of it.
 
@@ -57,7 +74,9 @@ class NodeView:
         sweep_ms: (tree nodes, ms per sweep), as it reports them.
         disagrees: broker and DHT differ about it.
         probed_ms: compute per sweep for the whole span, as a probe measured it.
-        agrees: whether its answers were those of another holder of its layers; None if never compared.
+        agrees: whether its work was that of another holder of its layers; None if never compared.
+        is_named: whether it was the one of three that differs from two others.
+        refuted: what others say of it, newest first.
         is_silent: its telemetry ended without a farewell.
         reach: how others come to it, as its record says; None where there is no record.
         path: how its layers run on its device, as it says; None where it does not.
@@ -83,6 +102,8 @@ class NodeView:
     disagrees: bool
     probed_ms: float | None
     agrees: bool | None
+    is_named: bool = False
+    refuted: tuple[RefutedBy, ...] = ()
     is_silent: bool = False
     reach: Reach | None = None
     path: str | None = None

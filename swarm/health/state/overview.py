@@ -73,6 +73,8 @@ class Overview:
         log.add(probe, now)
         if probe.ok:
             self.knowledge.slots.prove(model.fingerprint, now)
+        if probe.audit is not None:
+            self.record_comparison(model, probe.audit)
         self.version += 1
         spans = {node.peer: node.span for node in self.knowledge.nodes(now).get(model.fingerprint, (model, []))[1]}
         for hop in probe.hops:
@@ -81,10 +83,12 @@ class Overview:
                 self.knowledge.record_probe(model.fingerprint, hop.peer, hop.compute_ms * len(spans[hop.peer]) / layers)
 
     def record_comparison(self, model: ServedModel, comparison: ReplicaComparison) -> None:
-        """Take in a comparison; where two differ, either may be wrong, so both are marked."""
+        """Take in a comparison; where two differ and no third one decides, either may be wrong, so both are marked."""
         if comparison.agrees is not None:
+            named = comparison.named
             for peer in (comparison.peer, *comparison.others):
-                self.knowledge.record_comparison(model.fingerprint, peer, comparison.agrees)
+                agrees = comparison.agrees if named is None else peer != named
+                self.knowledge.record_comparison(model.fingerprint, peer, agrees, is_named=peer == named)
 
     @property
     def changes(self) -> int:
@@ -218,6 +222,17 @@ def _node(node: NodeView) -> dict[str, Any]:
         "claimed_ms": [[nodes, round(ms, 2)] for nodes, ms in node.sweep_ms],
         "probed_ms": None if node.probed_ms is None else round(node.probed_ms, 2),
         "agrees": node.agrees,
+        "named": node.is_named,
+        "refuted": [
+            {
+                "peer": one.peer,
+                "short": one.peer[-8:],
+                "at": round(one.at, 3),
+                "text": one.text,
+                "evidence": one.evidence,
+            }
+            for one in node.refuted
+        ],
         "reach": None if node.reach is None else node.reach.value,
         "path": node.path,
     }

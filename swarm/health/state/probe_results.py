@@ -38,6 +38,27 @@ class HopProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaComparison:
+    """A node's work on a text, and the same by others: by an audit of its layers, or by the same text around it.
+
+    Attributes:
+        peer: the node under test.
+        others: the nodes that computed its layers too.
+        agrees: whether both gave the same; None if one of the two could not be made.
+        tokens: prompt and new tokens of all.
+        error: why one could not be made.
+        named: the one of three that differs from two others; None: nobody, or only two were asked.
+    """
+
+    peer: PeerId
+    others: tuple[PeerId, ...]
+    agrees: bool | None
+    tokens: int
+    error: str | None = None
+    named: PeerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """A canary generation.
 
@@ -51,6 +72,7 @@ class Probe:
         sweep_ms: median time of a sweep.
         hops: its chain, in order.
         return_ms: one way from the tail back to the prober.
+        audit: of one hop's part of it; None where none was made.
     """
 
     ok: bool | None
@@ -62,25 +84,7 @@ class Probe:
     sweep_ms: float | None = None
     hops: tuple[HopProbe, ...] = ()
     return_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaComparison:
-    """The same generation over a peer and around it.
-
-    Attributes:
-        peer: the node under test.
-        others: the nodes that held its layers in the other chain.
-        agrees: whether both gave the same tokens; None if one of the two could not be made.
-        tokens: prompt and new tokens of both.
-        error: why one could not be made.
-    """
-
-    peer: PeerId
-    others: tuple[PeerId, ...]
-    agrees: bool | None
-    tokens: int
-    error: str | None = None
+    audit: ReplicaComparison | None = None
 
 
 def read_probe(line: str) -> Probe:
@@ -101,6 +105,7 @@ def read_probe(line: str) -> Probe:
             sweep_ms=_number(raw, "sweep_ms"),
             hops=tuple(_hop(hop) for hop in raw.get("hops", ())[:MAX_HOPS]),
             return_ms=_number(raw, "return_ms"),
+            audit=None if raw.get("audit") is None else _comparison(raw["audit"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RemoteProtocolError("probe", f"a result that makes no sense: {line[:200]!r}") from error
@@ -113,16 +118,20 @@ def read_comparison(line: str) -> ReplicaComparison:
         RemoteProtocolError: it is something else.
     """
     try:
-        raw = _object(line)
-        return ReplicaComparison(
-            peer=PeerId(str(raw["peer"])),
-            others=tuple(PeerId(str(peer)) for peer in raw.get("others", ())[:MAX_HOPS]),
-            agrees=None if raw["agrees"] is None else bool(raw["agrees"]),
-            tokens=_tokens(raw),
-            error=None if raw.get("error") is None else str(raw["error"])[:300],
-        )
+        return _comparison(_object(line))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RemoteProtocolError("probe", f"a result that makes no sense: {line[:200]!r}") from error
+
+
+def _comparison(raw: Mapping[str, Any]) -> ReplicaComparison:
+    return ReplicaComparison(
+        peer=PeerId(str(raw["peer"])),
+        others=tuple(PeerId(str(peer)) for peer in raw.get("others", ())[:MAX_HOPS]),
+        agrees=None if raw["agrees"] is None else bool(raw["agrees"]),
+        tokens=_tokens(raw),
+        error=None if raw.get("error") is None else str(raw["error"])[:300],
+        named=None if raw.get("named") is None else PeerId(str(raw["named"])),
+    )
 
 
 def _object(line: str) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -113,10 +114,16 @@ class Prober:
             self._overview.record_comparison(model, await self._comparison(model, peer))
 
     def next_compared(self, model: ServedModel, nodes: Sequence[NodeView]) -> PeerId | None:
-        """The node compared longest ago, of those that can be: their class promises texts, and has stand-ins."""
+        """The node compared longest ago, of those that can be.
+
+        These have a twin, with just their layers in their class, and are audited; or others have their layers in other
+        parts and their class promises texts, so whole texts are compared.
+        """
         schedule = self._schedules.setdefault(model.fingerprint, _ProbeSchedule(0.0))
         exact = [node for node in nodes if promises_texts(node.numeric_class)]
-        comparable = [node.peer for node in exact if _has_stand_in(node, exact, model.num_layers)]
+        twins = Counter((node.span, node.numeric_class) for node in nodes)
+        comparable = {node.peer for node in exact if _has_stand_in(node, exact, model.num_layers)}
+        comparable |= {node.peer for node in nodes if twins[node.span, node.numeric_class] > 1}
         schedule.compared = {peer: at for peer, at in schedule.compared.items() if peer in comparable}
         return min(comparable, key=lambda peer: (schedule.compared.get(peer, 0.0), peer), default=None)
 

@@ -233,6 +233,15 @@ def _sessions(node: NodeShown) -> str | None:
     return None if node.sessions is None else f"{node.sessions}{preferred}"
 
 
+def _work(node: NodeShown) -> str | None:
+    """What its work is found to be, by the service or by other nodes."""
+    if node.named:
+        return "unlike two others"
+    if node.refuted:
+        return f"wrong, say {len(node.refuted)}"
+    return None if node.agrees is None else "as another's" if node.agrees else "unlike another's"
+
+
 COLUMNS: Final[Sequence[tuple[str, int, Cell]]] = (
     ("state", 10, lambda node, _: f"{STATES.get(node.state, NONE).glyph} {node.state}"),
     ("node", 14, lambda node, _: node.label),
@@ -240,6 +249,7 @@ COLUMNS: Final[Sequence[tuple[str, int, Cell]]] = (
     ("load", 6, lambda node, _: percent(node.busy)),
     ("KV free", 13, lambda node, _: _free(node)),
     ("sessions", 18, lambda node, _: _sessions(node)),
+    ("work", 17, lambda node, _: _work(node)),
     ("probed", 9, lambda node, _: None if node.probed_ms is None else f"{number(node.probed_ms)} ms"),
     ("uptime", 11, lambda node, now: duration(None if node.started_at is None else now - node.started_at)),
     ("version", 20, lambda node, _: node.version),

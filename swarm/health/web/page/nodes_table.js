@@ -17,6 +17,16 @@ const preferred = (node) => (node.preferred_sessions ? ` (${node.preferred_sessi
 // A card's name and how its layers run: the plain path is several times as slow as the card.
 const device = (node) => [node.device, node.path].filter(Boolean).join(" · ");
 
+// What its work is found to be: by the service itself, then by each node that computed it again, with its file's name.
+const wrong = (node) => (node.named ? 1_000 : 0) + (node.refuted ?? []).length + (node.agrees === false ? 0.5 : 0);
+function work(node, now) {
+  const own = node.named ? "unlike two others" : node.agrees === false ? "unlike another's" : node.agrees ? "like another's" : null;
+  const said = node.refuted ?? [];
+  const count = said.length ? `wrong, ${format.plural(said.length, "machine says", "machines say")}` : null;
+  const lines = said.map(({ short, at, evidence }) => `${short}, ${format.duration(now - at)} ago${evidence ? `\n${evidence.slice(0, 16)}` : ""}`);
+  return [own, count, ...lines].filter(Boolean).join("\n") || "–";
+}
+
 // The columns: `key` sorts, `text` is shown, `meter` fills a bar.
 const COLUMNS = [
   { id: "state", label: "State", key: (node) => NODE_STATES.indexOf(node.state) },
@@ -30,6 +40,7 @@ const COLUMNS = [
   { id: "load", label: "Load", key: load, text: (node) => format.percent(load(node)), meter: load },
   { id: "kv", label: "KV free", key: free, text: (node) => (free(node) === null ? "–" : `${format.compact(node.kv_free)} of ${format.compact(node.kv_total)}`), meter: free },
   { id: "sessions", label: "Sessions", key: sessions, text: (node) => (sessions(node) === null ? "–" : `${sessions(node)}${preferred(node)}`) },
+  { id: "work", label: "Work", key: wrong, text: work },
 ];
 
 // Unknown values go last whichever the direction.
@@ -135,7 +146,7 @@ export class NodesTable {
     const limit = narrow.matches ? SHOWN_NARROW : SHOWN;
     const shown = this.all ? nodes : nodes.slice(0, limit);
     keyed(this.rows, shown, (node) => node.peer, () => el("tr", { role: "row" }, ...COLUMNS.map(createCell)), (row, node) => {
-      setAttribute(row, "class", `is-${known(node.state)}`);
+      setAttribute(row, "class", `is-${known(node.state)}${node.named || node.refuted?.length ? " is-refuted" : ""}`);
       COLUMNS.forEach((column, place) => updateCell(row.children[place], column, node, this.now));
     });
     this.drawHeads();

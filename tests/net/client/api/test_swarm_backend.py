@@ -24,6 +24,7 @@ from client.api.swarm_link import SwarmSource
 from client.base.options import GenerateOptions, Grammar
 from client.decode.state import GenerationState
 from client.dialogue.messages import ContentDelta, Message
+from node.model.in_class import load_in_class
 from swarm.base.errors import ConfigError, ContextFull
 from swarm.base.tasks import TaskScope
 from swarm.commands.verify import VerifyText, verify_text
@@ -138,7 +139,9 @@ async def test_a_proved_answer_has_a_session_of_its_own(running: Running, tmp_pa
     file = tmp_path / "proof"
     file.write_bytes(found.proof.data)
     console = Console(record=True, width=200)
-    assert verify_text(VerifyText(file, str(TARGET)), console, read_claims) == AGREES, console.export_text()
+    assert verify_text(VerifyText(file, str(TARGET)), console, read_claims, load_in_class) == AGREES, (
+        console.export_text()
+    )
 
 
 async def test_a_long_text_goes_on_in_a_larger_window(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from client.base.options import GenerateOptions
-from client.chain.audit import Audit, Auditor, AuditOwner, Sender
+from client.chain.audit import Audit, Auditor, AuditOwner, HopClaim, Sender
 from node.session.hop_session import HopSession
 from node.session.sweep_run import AskedPicks, SweepRun
 from node.session.upstreams import UpstreamStream
@@ -53,6 +53,9 @@ class JournalRows:
 
     async def keep(self, senders: Sequence[Sender]) -> None:
         """Journals of this test are always kept."""
+
+    def evidence(self, sender: Sender, claim: HopClaim) -> None:
+        """Nothing is signed in this test."""
 
     async def sent(self, sender: Sender, committed: Sequence[CommittedToken]) -> Rows | None:
         peer, nodes = sender.hop.peer, [token.id for token in committed]

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import random
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 import torch
 from rich.console import Console
 
 from client.base.options import GenerateOptions
-from client.chain.audit import Audit
-from client.library.aio import _auditor
+from client.chain.audit import Audit, AuditedText, Auditor, Seat, _other, _Picked, _Redone
+from client.chain.opening import PeerLatency
+from client.library.aio import make_auditor
+from node.model.in_class import load_in_class
 from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
-from node.session.sweep_run import SweepRun
-from swarm.base.ids import TreeNodeId
+from node.session.sweep_run import AskedPicks, SweepRun
+from swarm.base.files import state_folder
+from swarm.base.ids import PeerId, TreeNodeId
 from swarm.commands.verify import VerifyText, verify_text
 from swarm.compute.row_codec import decode_rows, encode_rows
 from swarm.demo import TARGET
+from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.link.successor import SuccessorLink
+from swarm.protocol import wire
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Rows, Snapshot, SweepFrame
-from swarm.trust.bounds import Agrees, Differs, Unclear
+from swarm.routing.route import RouteQuery
+from swarm.status.messages import EventKind
+from swarm.trust.bounds import Agrees, Bounds, Differs, Judgement, Unclear
 from swarm.trust.claims import read_claims
+from swarm.trust.hop_evidence import MAGIC, check_hop
 from swarm.trust.verify import AGREES, DIFFERS
 from tests.net.killable_nodes import KillableNodes
 from tests.net.three_nodes import prompt, until
@@ -49,14 +61,29 @@ def let_lie(nodes: KillableNodes, name: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SweepRun, "encode", lying)
 
 
+def let_pick(nodes: KillableNodes, name: str, patch: pytest.MonkeyPatch) -> None:
+    model, take = nodes[name].sessions._context.model, SweepRun.take_picks
+
+    def lying(run: SweepRun, asked: AskedPicks, tokens: Sequence[int]) -> None:
+        if run.model is model:
+            tokens = [token if node % 5 else token + 1 for node, token in zip(asked.nodes, tokens, strict=True)]
+        take(run, asked, tokens)
+
+    patch.setattr(SweepRun, "take_picks", lying)
+
+
 @pytest.fixture
 async def auditing(nodes: KillableNodes) -> AsyncIterator[KillableNodes]:
-    """A client that audits each text."""
+    """A client that audits each text, and has no evidence yet."""
+    shutil.rmtree(state_folder() / "evidence", ignore_errors=True)
+    for node in nodes.nodes.values():
+        node.sessions.refuter.done.clear()
+        node.running.resources.machine.refuted._at.clear()
     opener = nodes.client._opener
     await nodes.announce("b0", "b1", "c1", "b2")
     for name in ("b0", "b1", "c1", "b2"):
         opener.nearby.failed(nodes[name].peer_id)
-    auditor = _auditor(opener.dialer, opener.nearby, nodes.client._scope, 1.0)
+    auditor = make_auditor(opener.dialer, opener.nearby, nodes.client._scope, 1.0)
     nodes.client._opener = replace(opener, auditor=auditor)
     yield nodes
     nodes.client._opener = replace(nodes.client._opener, auditor=None)
@@ -65,7 +92,7 @@ async def auditing(nodes: KillableNodes) -> AsyncIterator[KillableNodes]:
 async def audited(nodes: KillableNodes, place: int) -> Audit:
     auditor = nodes.client._opener.auditor
     assert auditor is not None
-    auditor._draw = lambda hops: place
+    auditor.draw = lambda hops: place
     before = len(auditor.done)
     await nodes.client.generate(IDS, **TEXT)
 
@@ -83,14 +110,113 @@ async def test_an_honest_hop_agrees(place: int, auditing: KillableNodes) -> None
     assert isinstance(audit.verdict, Agrees), audit
 
 
-async def test_a_liar_is_named_and_gone_around(auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_liar_is_named_and_gone_around(
+    auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the evidence of it is a file of the user's alone, which `swarm verify` finds out, with the weights alone."""
     let_lie(auditing, "a1", monkeypatch)
     audit = await audited(auditing, 1)
     assert isinstance(audit.verdict, Differs), audit
     assert audit.named == auditing["a1"].peer_id
+    (file,) = (state_folder() / "evidence").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert f"swarm verify {file} --model " in caplog.text
+    assert "--layers 4-8" in caplog.text
+    assert len(check_hop(file.read_bytes()).evidence.nodes) == 16, "not cut behind the first place"
+    console = Console(record=True, width=200)
+    assert verify_text(VerifyText(file, str(TARGET), "4-8"), console, read_claims, load_in_class) == DIFFERS
+    shown = console.export_text()
+    assert auditing["a1"].peer_id[-8:] in shown
+    assert "DIFFERS: rows at 0, 1" in shown
     again = await audited(auditing, 1)
     assert "a1" not in auditing.route()
     assert again.named is None
+
+
+async def reported(nodes: KillableNodes, *names: str) -> list[Judgement]:
+    """What nodes found of the newest report, once they have computed it again."""
+
+    async def done() -> bool:
+        await asyncio.sleep(0.01)
+        return all(nodes[name].sessions.refuter.done for name in names)
+
+    await until(done, 20)
+    return [next(reversed(nodes[name].sessions.refuter.done.values())) for name in names]
+
+
+async def told_by(nodes: KillableNodes, name: str) -> list[NodeRecord]:
+    """All records, once a node has renewed its own."""
+    announcer = nodes[name].running.announcer
+    await announcer._measure_delays()
+    await announcer.announce(NodeState.SERVING)
+    identity = nodes.client.identity
+    return await nodes.client._opener.registry.records(identity.fingerprint, identity.num_layers)
+
+
+async def test_who_recomputes_it_says_so_and_other_clients_audit_the_liar(
+    auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two that were asked recompute the evidence, and tell of it by an event and in their records."""
+    let_lie(auditing, "a1", monkeypatch)
+    liar = auditing["a1"].peer_id
+    await audited(auditing, 1)
+    verdicts = await reported(auditing, "b1", "c1")
+    assert [type(one) for one in verdicts] == [Differs, Differs]
+    events = [one for one in auditing["b1"].running.resources.outbox._events if one.event is EventKind.REFUTED]
+    (file,) = (state_folder() / "evidence").glob("*")
+    assert events[-1].refuted is not None
+    assert (events[-1].refuted.peer, str(events[-1].refuted.span)) == (liar, "4-8")
+    assert events[-1].refuted.evidence == hashlib.sha256(file.read_bytes()).hexdigest()
+    records = await told_by(auditing, "b1")
+    assert [peer for record in records for peer, _ in record.refuted] == [liar]
+    other = PeerLatency(probe=nobody_near)
+    await other.measure(records, 12)
+    assert other.refuted(liar) == 0.5
+    assert [peer for peer, _ in other.query(RouteQuery("x", 12, 16)).failures if peer == liar] == [liar]
+    other.agreed(liar)
+    assert other.refuted(liar) == 0.0, "an own audit says more"
+
+
+async def nobody_near(records: Sequence[NodeRecord]) -> dict[PeerId, float]:
+    return {record.peer: 1.0 for record in records}
+
+
+@pytest.mark.parametrize("is_lying", [False, True], ids=["honest", "lying"])
+@pytest.mark.parametrize("place", range(3))
+async def test_evidence_refutes_who_lies_and_nobody_else(
+    place: int, is_lying: bool, auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client sends what a machine signed, as if an audit had named it: of an honest one, that is slander."""
+    if is_lying:
+        (let_pick if place == 2 else let_lie)(auditing, f"a{place}", monkeypatch)
+    audit = Auditor.audit
+
+    async def naming(auditor: Auditor, text: AuditedText, at: int) -> Audit:
+        found = await audit(auditor, text, at)
+        entering, cut = await auditor._entering(text, at)
+        sender = auditor._sender(text, at)
+        leaving = None if at == 2 else await auditor._sent(cut, at)
+        seat = Seat(text.route, at)
+        first = await _other(text, seat)
+        found = replace(found, asked=(first.hop.peer,))
+        liar = _Redone(leaving or _Picked.of_text(cut), sender, cut.committed)
+        bounds = Bounds(text.route.numeric_class, text.route.numeric_class)
+        await auditor._name(liar, entering, cut, (Differs("rows", (48,), 1, 1.0, bounds.row), bounds), (first,))
+        return found
+
+    monkeypatch.setattr(Auditor, "audit", naming)
+    found = await audited(auditing, place)
+    wanted = Differs if is_lying else Agrees
+    assert isinstance(found.verdict, wanted)
+    other = next(name for name, node in auditing.nodes.items() if node.peer_id == found.asked[0])
+    (verdict,) = await reported(auditing, other)
+    assert isinstance(verdict, wanted), verdict
+    peers = [peer for peer, _ in auditing[other].running.resources.machine.refuted._at.items()]
+    assert (auditing[f"a{place}"].peer_id in peers) == is_lying
+    newest = max((state_folder() / "evidence").iterdir(), key=lambda file: file.stat().st_mtime)
+    console = Console(record=True, width=200)
+    status = verify_text(VerifyText(newest, str(TARGET)), console, read_claims, load_in_class)
+    assert status == (DIFFERS if is_lying else AGREES), console.export_text()
 
 
 @pytest.mark.parametrize("is_lying", [False, True])
@@ -104,7 +230,7 @@ async def test_a_text_with_rows_is_verified(
     assert result.proof is not None
     file.write_bytes(result.proof.data)
     console = Console(record=True, width=200)
-    status = verify_text(VerifyText(file, str(TARGET)), console, read_claims)
+    status = verify_text(VerifyText(file, str(TARGET)), console, read_claims, load_in_class)
     shown = console.export_text()
     assert status == (DIFFERS if is_lying else AGREES), shown
     if is_lying:
@@ -191,3 +317,29 @@ async def test_who_covers_for_the_hop_before_answers_for_its_lie(
     monkeypatch.setattr(HopCommitments, "received", covering)
     audit = await audited(auditing, 1)
     assert audit.named == accomplice, audit
+
+
+async def answer(nodes: KillableNodes, *pieces: bytes) -> str:
+    """What a node says to a report: the status of the call."""
+    dialer, route = nodes.client._opener.dialer, await nodes.client.route()
+    channel: Any = dialer.channel(route.endpoint(nodes["a0"].peer_id))
+    call = channel.stream_stream(wire.REPORT)()
+    try:
+        for piece in pieces:
+            await call.write(piece)
+        await call.done_writing()
+        await call.read()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass
+    return str((await call.code()).name)
+
+
+async def test_garbage_and_floods_of_reports_are_refused_and_texts_go_on(nodes: KillableNodes) -> None:
+    junk = random.Random(1).randbytes(1 << 20)
+    assert await answer(nodes, junk) == "INVALID_ARGUMENT"
+    assert await answer(nodes, *[junk] * 17) == "INVALID_ARGUMENT"
+    assert await answer(nodes, MAGIC + junk[:99]) == "INVALID_ARGUMENT"
+    assert await answer(nodes) == "INVALID_ARGUMENT"
+    codes = [await answer(nodes, b"x") for _ in range(80)]
+    assert codes[-1] == "RESOURCE_EXHAUSTED", "four an hour, sixteen times as many for a private address"
+    assert (await nodes.client.generate(IDS, **TEXT)).tokens

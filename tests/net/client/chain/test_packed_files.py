@@ -49,7 +49,7 @@ async def audited(client: AsyncSwarm, place: int) -> Any:  # noqa: ANN401
     """A text, and the audit of one of its hops."""
     auditor = client._opener.auditor
     assert auditor is not None
-    auditor._draw = lambda _: place
+    auditor.draw = lambda _: place
     before = len(auditor.done)
     await client.generate(IDS, **OPTIONS)
 

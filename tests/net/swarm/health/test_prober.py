@@ -62,7 +62,8 @@ async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pyt
             finish(hop, run)
 
         monkeypatch.setattr(HopSession, "finish", wrong)
-        assert read_comparison(await line(here, compare=tail)).agrees is False
+        differs = read_comparison(await line(here, compare=replica))
+        assert (differs.agrees, differs.named) == (False, None), "only two hold these layers"
 
 
 async def test_an_insecure_swarm_can_be_probed() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 import torch
 
+from client.chain import evidence_files
 from client.chain.audit import (
     AuditedText,
     Auditor,
@@ -19,6 +23,7 @@ from client.chain.audit import (
     _Picked,
     coin,
 )
+from client.chain.evidence_files import FILES_KEPT, keep_evidence
 from swarm.base.tasks import TaskScope
 from swarm.compute.gumbel import gumbel_row
 from swarm.compute.row_codec import encode_rows
@@ -49,10 +54,55 @@ async def test_a_doubted_route_is_audited_more_often(doubt: float, share: float)
 
     route = SimpleNamespace(hops=[SimpleNamespace(peer=peer) for peer in ("a", "b", "c")])
     text = cast("AuditedText", SimpleNamespace(route=route, committed=[None] * FEWEST))
-    owner = cast("AuditOwner", SimpleNamespace(doubt={"a": 0.0, "b": doubt, "c": 0.0}.__getitem__))
+    owner = cast(
+        "AuditOwner", SimpleNamespace(doubt={"a": 0.0, "b": doubt, "c": 0.0}.__getitem__, refuted=lambda _: 0.0)
+    )
     async with TaskScope() as scope:
         await Auditor(owner, scope, 0.02, toss).text_is_over(text)
     assert tossed == [pytest.approx(share)]
+
+
+async def test_what_others_say_adds_audits_of_whom_they_mean_and_takes_none_away() -> None:
+    """The own coin is thrown first, and says which hop as ever; only where it says no, hearsay may have one audited."""
+    route = SimpleNamespace(hops=[SimpleNamespace(peer=peer) for peer in ("a", "b", "c")])
+    said = {"a": 0.0, "b": 0.5, "c": 0.0}
+    owner = cast("AuditOwner", SimpleNamespace(doubt=lambda _: 0.0, refuted=said.__getitem__))
+    async with TaskScope() as scope:
+        for answers, place in (((True,), 2), ((False, True), 1), ((False, False), None)):
+            falls, tossed = iter(answers), list[float]()
+
+            def toss(share: float, tossed: list[float] = tossed, falls: Iterator[bool] = falls) -> bool:
+                tossed.append(share)
+                return next(falls)
+
+            assert Auditor(owner, scope, 0.02, toss, draw=lambda _: 2)._place(route.hops) == place
+            assert tossed == [0.02, 0.5][: len(answers)]
+        said["b"] = 0.0
+        assert Auditor(owner, scope, 0.02, lambda share: share > 0.4)._place(route.hops) is None
+
+
+def test_evidence_is_kept_for_its_user_alone_and_the_oldest_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "state" / "evidence"
+    kept = [keep_evidence(bytes([number]) * 8, folder) for number in range(FILES_KEPT + 2)]
+    for age, file in enumerate(reversed(kept)):
+        if file is not None and file.exists():
+            os.utime(file, (1_000.0 - age, 1_000.0 - age))
+    newest = keep_evidence(b"newest", folder)
+    assert newest is not None
+    assert newest.read_bytes() == b"newest"
+    assert newest.stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(list(folder.iterdir())) == FILES_KEPT
+    assert keep_evidence(b"newest", folder) == newest, "one file, whoever finds it again"
+    monkeypatch.setattr(evidence_files, "BYTES_KEPT", 20)
+    assert keep_evidence(bytes(21), folder) is None
+    last = keep_evidence(bytes(14), folder)
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 20
+    assert last in set(folder.iterdir())
+    (tmp_path / "file").touch()
+    assert keep_evidence(b"x", tmp_path / "file" / "no") is None
 
 
 def picked(token: int, sampling: Sampling = GREEDY, best: dict[int, float] | None = None) -> _Picked:

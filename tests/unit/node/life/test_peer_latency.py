@@ -10,11 +10,11 @@ from itertools import chain
 import pytest
 import torch
 
-from client.chain.opening import KEPT_S, PeerLatency
+from client.chain.opening import CLEARED_S, KEPT_S, PeerLatency, refuters
 from node.life.peer_latency import DELAY_KEPT_S, RATE_KEPT_S, PeerDelays, Probes
 from swarm.base.ids import PeerId
 from swarm.base.layers import Span
-from swarm.directory.node_record import MAX_DELAYS, NodeRecord, NodeState
+from swarm.directory.node_record import MAX_DELAYS, REFUTED_S, NodeRecord, NodeState
 from swarm.routing.costs import FAILURE_HALF_LIFE_S
 from swarm.routing.latency import MAX_MEASURED, chain_ends, ghosts, worth_measuring
 from swarm.routing.route import RouteQuery, best_route
@@ -179,3 +179,57 @@ async def test_ghosts_are_those_that_do_not_answer_while_others_do() -> None:
     many = [record(f"m{number}", 0, 6) for number in range(40)]
     await ghosts(many, network.measure, random.Random(1))
     assert len(network.asked[-1]) == MAX_MEASURED
+
+
+def accusing(name: str, address: str, owner: str | None = None, at: float = 1_000.0) -> NodeRecord:
+    return replace(record(name, 0, 6), address=address, name=owner, refuted=((PeerId("liar"), at),))
+
+
+LIAR = replace(record("liar", 0, 6), address="8.8.4.4:1", name="shed")
+
+
+@pytest.mark.parametrize(
+    ("others", "many"),
+    [
+        ([], 0),
+        ([accusing("a", "1.1.1.1:1")], 1),
+        ([accusing("a", "1.1.1.1:1"), accusing("b", "1.1.1.9:1")], 1),
+        ([accusing("a", "1.1.1.1:1"), accusing("b", "9.9.9.9:1")], 2),
+        ([accusing("a", "1.1.1.1:1", "barn"), accusing("b", "9.9.9.9:1", "barn")], 1),
+        ([accusing("a", "1.1.1.1:1", "barn"), accusing("b", "9.9.9.9:1", "mill")], 2),
+        ([accusing("a", "8.8.4.5:1")], 0),
+        ([accusing("a", "1.1.1.1:1", "shed")], 0),
+        ([accusing("a", "192.168.1.2:1"), accusing("b", "10.0.0.7:1"), accusing("c", "example.org:1")], 1),
+        ([accusing("a", "1.1.1.1:1", at=1_000.0 - REFUTED_S)], 0),
+        ([accusing("a", "1.1.1.1:1", at=2_000.0)], 0),
+        ([LIAR, replace(LIAR, refuted=((PeerId("liar"), 1_000.0),))], 0),
+    ],
+)
+def test_who_accuses_counts_for_its_network_and_its_name(others: list[NodeRecord], many: int) -> None:
+    assert refuters([LIAR, *others], 1_000.0).get(PeerId("liar"), 0) == many
+
+
+def test_nobody_is_counted_of_whom_no_record_tells() -> None:
+    assert refuters([accusing("a", "1.1.1.1:1")], 1_000.0) == {}
+
+
+async def test_what_others_say_costs_audits_and_half_a_failure_until_an_audit_agrees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_000.0)
+    network = Network({"liar": 1.0, "a": 1.0, "b": 1.0})
+    nearby = PeerLatency(random.Random(1), network.measure, lambda: network.now)
+    await nearby.measure([LIAR, accusing("a", "1.1.1.1:1")], 6)
+    assert nearby.refuted(PeerId("liar")) == 0.5
+    assert nearby.refuted(PeerId("a")) == 0.0
+    assert nearby.query(RouteQuery("big", 6)).failures == (("liar", -FAILURE_HALF_LIFE_S),)
+    network.now = 10.0
+    await nearby.measure([LIAR, accusing("a", "1.1.1.1:1"), accusing("b", "9.9.9.9:1")], 6)
+    assert nearby.query(RouteQuery("big", 6)).failures == (("liar", 10.0),)
+    nearby.agreed("liar")
+    assert nearby.refuted(PeerId("liar")) == 0.0
+    assert nearby.query(RouteQuery("big", 6)).failures == ()
+    network.now += CLEARED_S + 1.0
+    assert nearby.refuted(PeerId("liar")) == 0.5
+    await nearby.measure([LIAR], 6)
+    assert nearby.refuted(PeerId("liar")) == 0.0, "they have taken it back"

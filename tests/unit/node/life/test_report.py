@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,26 @@ import pytest
 import torch
 
 from node.life.publisher import MAX_EVENTS, Due, Outbox, PendingEvent
-from node.life.report import ErrorEvents, NodeDescription, NodeReport, NodeSnapshot
+from node.life.report import ErrorEvents, NodeDescription, NodeReport, NodeSnapshot, RefutedPeers
 from node.model.config import ServeConfig
 from node.model.device import Device
 from node.session.counters import NodeCounters
 from swarm.base.errors import ConfigError
-from swarm.base.ids import ModelIdentity
+from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
-from swarm.directory.node_record import NodeState
+from swarm.directory.node_record import REFUTED_S, NodeState
 from swarm.protocol.messages import Counters
-from swarm.status.messages import EventKind, MessageKind, Presence, Stamp, seal_body
+from swarm.status.messages import (
+    MAX_EVENT_CHARACTERS,
+    MAX_OFF,
+    EventKind,
+    MessageKind,
+    Presence,
+    Stamp,
+    seal_body,
+)
+from swarm.trust.bounds import Differs
+from swarm.trust.verify import Refutation
 from tests.telemetry_messages import FINGERPRINT, NOW, identity, topic
 
 GOOD = ServeConfig(layers="0-4", host="127.0.0.1")
@@ -215,3 +226,24 @@ def test_a_gpu_is_told_by_its_product_and_what_it_can_tell(monkeypatch: pytest.M
     assert [device.temperature_c(), device.temperature_c(), asked] == [None, None, 1]
     monkeypatch.setattr(torch.cuda, "temperature", lambda device: 61)
     assert Device(torch.device("cuda")).temperature_c() == 61.0
+
+
+def test_who_was_found_wrong_is_told_at_once_and_by_records_for_a_day() -> None:
+    """Of listed machines alone, so that made-up names drive nobody out of a record."""
+    now, outbox = 1_000_000.0, Outbox()
+    book = RefutedPeers(lambda: now)
+    far = Differs("rows", (3, 4), 2, math.inf, 1e-5)
+    for number in range(12):
+        book.note(Refutation(peer_id(number), Span(4, 8), "cpu-float32", far, "e5" * 32, now + number), outbox)
+    told = [one.refuted for one in outbox._events]
+    assert all(one is not None and one.off == MAX_OFF for one in told), "infinite is told as a number"
+    assert all(len(one.text) <= MAX_EVENT_CHARACTERS for one in outbox._events)
+    assert book.announced("f") == ()
+    book.listed["f"] = frozenset(map(peer_id, range(10)))
+    assert [peer for peer, _ in book.announced("f")] == [peer_id(number) for number in range(2, 10)]
+    now += REFUTED_S + 5.0
+    assert [peer for peer, _ in book.announced("f")] == [peer_id(number) for number in range(6, 10)]
+
+
+def peer_id(number: int) -> PeerId:
+    return PeerId("Qm" + "abcdefghijkm"[number] * 44)

@@ -342,3 +342,20 @@ def test_a_payers_name_says_no_address_and_stays_the_same_here_alone() -> None:
     assert first != second
     assert standing_of(first).network == standing_of(second).network == "hop 9.9.9.9"
     assert payer_of("8.8.8.8", cast("Attach", SimpleNamespace(index=0, payer=b"mine"))) == "8.8.8.8"
+
+
+def test_reports_of_an_address_are_few_and_one_at_a_time() -> None:
+    now = 0.0
+    admission = Admission(clock=lambda: now)
+    for _ in range(4):
+        with admission.report("1.1.1.1"), pytest.raises(OverQuota), admission.report("1.1.1.1"):
+            pass
+    with pytest.raises(OverQuota), admission.report("1.1.1.1"):
+        pass
+    now += 900.0
+    with admission.report("1.1.1.1"):
+        pass
+    with pytest.raises(OverQuota), admission.report("1.1.1.1"):
+        pass
+    with admission.report("9.9.9.9"):
+        pass

@@ -13,14 +13,23 @@ from hypothesis import strategies as st
 
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
-from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.directory.node_record import REFUTED_S, NodeRecord, NodeState
 from swarm.directory.registry import RECORD_TTL_S
 from swarm.health.state.contributions import ContributionBook
 from swarm.health.state.model import DISAGREE_S, FRESH_S, KEPT_S, RENEWED_S, SILENT_S, Knowledge
 from swarm.health.state.model_slots import MAX_MODELS
-from swarm.health.state.node import Condition, EvidenceSource, NodeView
+from swarm.health.state.node import Condition, EvidenceSource, NodeView, RefutedBy
 from swarm.health.state.overview import Overview
-from swarm.status.messages import Body, Presence, ServedModel, part_of, seal_body, topic_of
+from swarm.status.messages import (
+    Body,
+    EventKind,
+    Presence,
+    RefutedPart,
+    ServedModel,
+    part_of,
+    seal_body,
+    topic_of,
+)
 from tests.telemetry_messages import FINGERPRINT, NOW, event, identity, metrics, status, will
 
 MODEL = ModelIdentity("demo-target", FINGERPRINT, "b2" * 32, "c3" * 32, "d4" * 32, 12)
@@ -301,3 +310,40 @@ def test_whatever_is_believed_can_be_shown(bodies: list[Body]) -> None:
         seal_body(body, topic, identity(0))
         overview.knowledge.apply_telemetry(A, FINGERPRINT, body, NOW + second)
         json.dumps(overview.state(overview.assess(NOW + second), NOW + second), allow_nan=False)
+
+
+def test_who_found_a_node_wrong_is_shown_by_records_and_what_by_events() -> None:
+    """A record's word counts while it is listed, for a day; an event gives the evidence's digest, and alone nothing."""
+    knowledge = Knowledge()
+    part = RefutedPart(A, Span(0, 4), "cpu-float32", "rows", (3,), 0.5, 1e-5, "e5" * 32)
+    told(knowledge, peer=B)
+    said = replace(event(at=NOW), event=EventKind.REFUTED, text="it differs", refuted=part)
+    knowledge.apply_telemetry(B, FINGERPRINT, said, NOW)
+    knowledge.apply_records(FINGERPRINT, [record(A), record(B)], NOW)
+    assert node(knowledge, NOW).refuted == (), "the record does not say it"
+    for at, shown in ((NOW - 5.0, True), (NOW - REFUTED_S, False), (NOW + 600.0, False)):
+        knowledge.apply_records(FINGERPRINT, [record(A), record(B, refuted=((A, at),))], NOW)
+        wanted = (RefutedBy(B, at, "it differs", "e5" * 32),) if shown else ()
+        assert node(knowledge, NOW).refuted == wanted
+    knowledge.apply_records(FINGERPRINT, [record(A, refuted=((A, NOW),)), record(B, refuted=((A, NOW),))], NOW)
+    assert [one.peer for one in node(knowledge, NOW).refuted] == [B], "not by itself"
+    overview = Overview([], "canopy", NOW, knowledge=knowledge)
+    assessed = overview.assess(NOW)
+    (alert,) = [one.finding for one in overview.alerts.open() if one.finding.kind == "refuted"]
+    assert "1 machine says" in alert.text
+    (shown_node,) = [one for one in overview.state(assessed, NOW)["models"][0]["nodes"] if one["peer"] == A]
+    assert shown_node["refuted"][0]["evidence"] == "e5" * 32
+    assert shown_node["named"] is False
+    for _ in range(2):
+        knowledge.apply_records(FINGERPRINT, [record(A)], NOW)
+    assert node(knowledge, NOW).refuted == (), "it is listed no more"
+
+
+def test_events_of_one_node_are_remembered_of_few() -> None:
+    knowledge = Knowledge()
+    told(knowledge)
+    for number in range(20):
+        part = RefutedPart(PeerId(f"Qm{number}"), Span(0, 4), "cpu-float32", "rows", (3,), 0.5, 1e-5, "e5" * 32)
+        said = replace(event(at=NOW), event=EventKind.REFUTED, refuted=part)
+        knowledge.apply_telemetry(A, FINGERPRINT, said, NOW)
+    assert list(knowledge._evidence[FINGERPRINT][A].found_wrong) == [f"Qm{number}" for number in range(12, 20)]

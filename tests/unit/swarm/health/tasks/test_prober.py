@@ -12,6 +12,7 @@ from swarm.base.errors import ConfigError, RemoteProtocolError
 from swarm.base.ids import PeerId
 from swarm.base.layers import Span
 from swarm.directory.dht.addresses import OPEN_SWARM, Membership
+from swarm.health.alerts.rules import Finding
 from swarm.health.options import Health
 from swarm.health.service import check
 from swarm.health.state.node import NodeView
@@ -69,6 +70,9 @@ class World:
         assert due is not None
         await self.prober.probe(*due)
         assert not self.says
+
+    def alerts(self) -> list[Finding]:
+        return [alert.finding for alert in self.overview.alerts.open()] if self.overview.assess(self.now) else []
 
     def node(self, number: int) -> NodeView:
         _, nodes = self.overview.knowledge.nodes(self.now)[FINGERPRINT]
@@ -143,11 +147,35 @@ async def test_machines_with_a_stand_in_are_compared_in_turn() -> None:
 
 @pytest.mark.parametrize("numeric_class", ["cuda-bfloat16", "cuda-sm90-bfloat16", "of-a-later-release"])
 async def test_only_exact_arithmetic_is_compared(numeric_class: str) -> None:
+    """Where nobody has just the same layers: else they are audited, in any class."""
     world = World()
-    world.hear((0, 12), (0, 12), numeric_class=numeric_class)
+    world.hear((0, 12), (0, 6), (6, 12), numeric_class=numeric_class)
     assert world.prober.due() is None
     world.now += SETTLE_S
     await world.turn(FINE)
+    world.hear((0, 12), (0, 6), (6, 12), (6, 12), numeric_class=numeric_class)
+    world.now += EVERY_S
+    world.hear((0, 12), (0, 6), (6, 12), (6, 12), numeric_class=numeric_class)
+    await world.turn(FINE, compared("QmNode2", "QmNode3", True))
+
+
+async def test_the_one_of_three_that_differs_is_named_and_the_others_are_not() -> None:
+    """By an audit of a canary's own text as by one that was asked for."""
+    world = World()
+    world.hear((0, 12), (0, 12), (0, 12))
+    assert world.prober.due() is None
+    world.now += SETTLE_S
+    named = {"peer": "QmNode0", "others": ["QmNode1", "QmNode2"], "agrees": False, "named": "QmNode1"}
+    await world.turn(json.dumps({"ok": True, "tokens": 32, "audit": named}), OSError("no process"))
+    assert [world.node(number).agrees for number in range(3)] == [True, False, True]
+    assert [world.node(number).is_named for number in range(3)] == [False, True, False]
+    (alert,) = [one for one in world.alerts() if one.about == "audit"]
+    assert "QmNode1 computes something else than two other holders" in alert.text
+    assert not [one for one in world.alerts() if one.about == "difference"], "who lies is known"
+    world.now += EVERY_S
+    world.hear((0, 12), (0, 12), (0, 12))
+    await world.turn(FINE, compared("QmNode1", "QmNode0", True))
+    assert not world.node(1).is_named
 
 
 @pytest.mark.parametrize("numeric_class", ["cuda-sm90-bfloat16-k1", "cuda-sm89-bfloat16-k1+w4z", "rocm-float32"])
