@@ -179,7 +179,8 @@ def undecidable(ours: str, theirs: str) -> str | None:
 def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel | None = None) -> Bounds:
     """The bounds of some layers, from made-up texts that are computed in chunks and in sweeps of other sizes.
 
-    A CPU that gives rows the same bits in all of these adds up without that promise here, as another kind may.
+    A CPU that gives rows the same bits in all of these adds up without that promise here, as another kind may. Texts
+    have rows that differ more than any of made-up ids, so a row may be as far off as where nobody calibrated.
 
     Args:
         span: by which will be judged.
@@ -197,7 +198,9 @@ def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel 
             distances.append(row_distances(found, others).cpu())
             if text.layers.end == span.num_layers:
                 gaps.append(_honest_gap(ours.logits(found), theirs.logits(others)))
-    return bounds_of(ours.numeric_class, theirs.numeric_class, distances, gaps)
+    found = bounds_of(ours.numeric_class, theirs.numeric_class, distances, gaps)
+    known = Bounds.known(found.ours, found.theirs)
+    return found if known is None else replace(found, row=max(found.row, known.row))
 
 
 def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[Stretch]:
