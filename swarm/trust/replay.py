@@ -198,9 +198,9 @@ def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel 
             distances.append(row_distances(found, others).cpu())
             if text.layers.end == span.num_layers:
                 gaps.append(_honest_gap(ours.logits(found), theirs.logits(others)))
-    found = bounds_of(ours.numeric_class, theirs.numeric_class, distances, gaps)
-    known = Bounds.known(found.ours, found.theirs)
-    return found if known is None else replace(found, row=max(found.row, known.row))
+    bounds = bounds_of(ours.numeric_class, theirs.numeric_class, distances, gaps)
+    known = Bounds.known(bounds.ours, bounds.theirs)
+    return bounds if known is None else replace(bounds, row=max(bounds.row, known.row))
 
 
 def made_up(span: RaggedModel, layers: Span, count: int = CALIBRATED) -> list[Stretch]:

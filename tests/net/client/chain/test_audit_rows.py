@@ -19,7 +19,7 @@ from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
 from node.session.sweep_run import SweepRun
 from swarm.base.ids import TreeNodeId
-from swarm.commands.verify import VerifyText, verify_text
+from swarm.commands.verify import VerifyText, load_plain, verify_text
 from swarm.compute.row_codec import decode_rows, encode_rows
 from swarm.demo import TARGET
 from swarm.link.successor import SuccessorLink
@@ -104,7 +104,7 @@ async def test_a_text_with_rows_is_verified(
     assert result.proof is not None
     file.write_bytes(result.proof.data)
     console = Console(record=True, width=200)
-    status = verify_text(VerifyText(file, str(TARGET)), console, read_claims)
+    status = verify_text(VerifyText(file, str(TARGET)), console, read_claims, load_plain)
     shown = console.export_text()
     assert status == (DIFFERS if is_lying else AGREES), shown
     if is_lying:

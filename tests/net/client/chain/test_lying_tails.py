@@ -28,6 +28,7 @@ from swarm.compute.ragged_batch import load_whole
 from swarm.compute.row_codec import encode_rows, lossless_codec
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Want
+from swarm.protocol.numeric_class import NumericClass
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import engine_of, prompt
 
@@ -357,4 +358,4 @@ async def test_nothing_is_asked_for_without_a_head_or_a_bound(
         await client.generate(IDS, **SAMPLED)
     assert set(wants) == {None}
     with pytest.raises(UnsupportedModel, match="not those that the swarm serves"):
-        HeadFiles(TARGET, None, "0" * 64).load(torch.float32)
+        HeadFiles(TARGET, None, "0" * 64).load(NumericClass("cpu", "float32"))
