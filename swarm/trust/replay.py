@@ -247,7 +247,8 @@ def calibrating(
 ) -> ForwardSteps[Bounds]:
     """The bounds of some layers, from made-up texts that are computed in chunks and in sweeps of other sizes.
 
-    A CPU that gives rows the same bits in all of these adds up without that promise here, as another kind may.
+    A CPU that gives rows the same bits in all of these adds up without that promise here, as another kind may. Texts
+    have rows that differ more than any of made-up ids, so a row may be as far off as where nobody calibrated.
 
     Args:
         span: by which will be judged.
@@ -265,7 +266,9 @@ def calibrating(
             distances.append(row_distances(found, others).cpu())
             if text.layers.end == span.num_layers:
                 gaps.append(_honest_gap(ours.logits(found), theirs.logits(others)))
-    return bounds_of(ours.numeric_class, theirs.numeric_class, distances, gaps)
+    bounds = bounds_of(ours.numeric_class, theirs.numeric_class, distances, gaps)
+    known = Bounds.known(bounds.ours, bounds.theirs)
+    return bounds if known is None else replace(bounds, row=max(bounds.row, known.row))
 
 
 def _gathered(rows: Iterator[Tensor]) -> ForwardSteps[list[Tensor]]:

@@ -110,7 +110,7 @@ def test_an_altered_row_differs(file: Path) -> None:
     assert first.stretch is not None
     assert first.stretch.leaving is not None
     altered = first.stretch.leaving.clone()
-    altered[40] *= 1.2
+    altered[40] *= 1.5
     status, shown = verified(file, (replace(first, stretch=replace(first.stretch, leaving=altered)),))
     assert status == DIFFERS, shown
     assert "rows at 40" in shown
