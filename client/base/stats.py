@@ -184,6 +184,7 @@ class PickChecks:
         refuted: machines that were convicted.
         reason: why none could be checked; empty where some were, or none were asked for.
         doubt: how much rarer than its calibration says the draft's best candidates were picked, 0 to 1: 1 is an alarm.
+        held_s: how long a stream showed nothing of text that was there, before the first check of a tail that was new.
     """
 
     judged: int = 0
@@ -193,6 +194,7 @@ class PickChecks:
     refuted: tuple[str, ...] = ()
     reason: str = ""
     doubt: float = 0.0
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -192,11 +193,11 @@ class Session:
         try:
             with state.with_drafter():
                 async for text in self._generated(state, watch):
-                    if watch.holds and not state.is_held:
-                        told.is_late = True
-                        continue
                     if first_token == started and len(state.text.tokens) > state.resumed_tokens:
                         first_token = state.clock()
+                    if watch.holds and not state.is_held:
+                        told.hold()
+                        continue
                     piece = told.piece(text)
                     if (piece.text or state.is_held or state.tracer is not None) and not state.text.stopped:
                         yield self._traced(piece, state)
@@ -210,6 +211,7 @@ class Session:
             interrupted.unfinished = state.unfinished()
             raise interrupted from error
         finally:
+            told.release()
             stats = self._stats(state, first_token - started, state.clock() - started, repaired)
             report(stats)
             self.nearby.served(self.chain.route, stats)
@@ -677,14 +679,19 @@ class _ShownText:
     """What of a generation's text its reader has; nothing before the end where the state is held.
 
     Attributes:
-        is_late: more is certain than was shown: it comes with the next piece.
+        held_s: how long certain text was held.
     """
 
     def __init__(self, state: GenerationState) -> None:
         self._state = state
         self._shown = state.text
         self._tokens, self._characters = len(state.text.tokens), len(state.text.text)
-        self.is_late = False
+        self._is_late = False  # more is certain than was shown: it comes with the next piece
+        self._held_since, self.held_s = math.inf, 0.0
+
+    def hold(self) -> None:
+        """What is certain is not shown yet."""
+        self._is_late, self._held_since = True, min(self._held_since, self._state.clock())
 
     def piece(self, text: str) -> Piece:
         """What is new, where `text` is what the last sweep brought.
@@ -696,9 +703,10 @@ class _ShownText:
         if state.text is not self._shown:
             if not self._is_again():
                 return Piece("")
-            self.is_late = True
-        if self.is_late:
-            text, self.is_late = state.text.text[self._characters :], False
+            self._is_late = True
+        if self._is_late:
+            self.release()
+            text, self._is_late = state.text.text[self._characters :], False
         if state.is_held or state.text.stopped or not (text or state.tracer is not None):
             return Piece("")  # the rest comes at the end
         return self._new(text)
@@ -709,6 +717,13 @@ class _ShownText:
         if text is not self._shown and not self._is_again():
             raise self._changed(len(text.tokens))
         return self._new(text.text[self._characters :])
+
+    def release(self) -> None:
+        """It is shown from now on."""
+        self.held_s += max(self._state.clock() - self._held_since, 0.0)
+        self._held_since = math.inf
+        if self._state.watch is not None:
+            self._state.watch.checks = replace(self._state.watch.checks, held_s=self.held_s)
 
     def _new(self, text: str) -> Piece:
         have, state = self._tokens, self._state

@@ -41,8 +41,8 @@ IDS = prompt(4, 24)
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5, "max_new_tokens": 40, "nodes": 4}
 PENALISED: dict[str, Any] = {**SAMPLED, "frequency_penalty": 1.5, "repetition_penalty": 1.4}
 SCHEMA = Grammar("json_schema", json.dumps({"properties": {"year": {"type": "integer"}}, "required": ["year"]}))
-ALL = {"required": ["name", "arguments"]}
-COMMAND = {"properties": {"command": {"type": "string"}}, "required": ["command"]}
+ALL = {"type": "object", "required": ["name", "arguments"]}
+COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 CALL = Grammar("json_schema", json.dumps({"properties": {"name": {"const": "run"}, "arguments": COMMAND}, **ALL}))
 FAVOURED = 11
 Picks = Callable[[SweepRun, AskedPicks, Sequence[int]], Sequence[int]]
@@ -259,6 +259,7 @@ async def test_nothing_of_a_new_tail_that_lies_is_shown(
             pieces = [piece async for piece in client.stream(IDS, **SAMPLED | {"max_new_tokens": count})]
             assert pieces[-1].result is not None
             assert len(pieces[-1].result.stats.picks.refuted) == 1
+            assert pieces[-1].result.stats.picks.held_s > 0
             assert tuple(token for piece in pieces for token in piece.tokens) == wanted.tokens[:count]
 
 
@@ -412,6 +413,7 @@ async def test_a_forged_tool_call(
     wanted = await honest.generate(IDS, **options)
     names_another(monkeypatch, liar, is_allowed=is_allowed)
     for share in (0.0, 1.0):
+        liar.models.clear()
         async with here.client(draft=DRAFT, check_picks=share) as client:
             found = await client.generate(IDS, **options)
         is_found = share > 0 or not is_allowed
