@@ -62,8 +62,11 @@ async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pyt
             finish(hop, run)
 
         monkeypatch.setattr(HopSession, "finish", wrong)
-        differs = read_comparison(await line(here, compare=replica))
-        assert (differs.agrees, differs.named) == (False, None), "only two hold these layers"
+        for _ in range(5):  # one that could not be made says nothing, and the service asks again
+            differs = read_comparison(await line(here, compare=replica))
+            if differs.agrees is not None:
+                break
+        assert (differs.agrees, differs.named) == (False, None), (differs.error, "only two hold these layers")
 
 
 async def test_an_insecure_swarm_can_be_probed() -> None:
