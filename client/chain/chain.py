@@ -21,6 +21,7 @@ from client.base.stats import Repair
 from client.chain.answers import Answer, Answers, PickCheck, ReplyStream, check_reply
 from client.chain.blame import advised, blamed
 from client.chain.progress import DueProgress, ProgressWatch, merged
+from client.chain.receipts import TELL_S, ServedTokens
 from client.chain.repair_plan import (
     FindRoute,
     Finish,
@@ -63,7 +64,7 @@ from swarm.compute.grammars import GrammarPlace
 from swarm.link.dial import Connection, Dialer
 from swarm.link.endpoint import LinkPath
 from swarm.link.hedged_link import follow
-from swarm.link.link import introduce, pause
+from swarm.link.link import introduce, pause, send_receipt
 from swarm.link.successor import SessionLink, SuccessorLink
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
@@ -179,6 +180,8 @@ class Chain:
         self._differed_in = -1
         self._held: dict[str, Connection] = {}
         self._log: TextLog | None = None
+        self._served = ServedTokens(dict.fromkeys(route.hops, 0))
+        self._signing: asyncio.Task[None] | None = None
         self._logged: Route | None = None
         self._is_answered = asyncio.Event()
 
@@ -256,6 +259,7 @@ class Chain:
     def begin(self, state: SessionState) -> None:
         """What is sent from now on belongs to a session with this state."""
         self._journal = Journal(state)
+        self._served.committed = len(state.committed)
         if self._want.ends_only:
             self._tells = TellLog(state)
         if self._log is not None:
@@ -332,6 +336,9 @@ class Chain:
         assert self._next is not None and self._journal is not None, "open and begin come first"  # noqa: PT018
         assert self._scope is not None, "it is open"
         sweep = replace(sweep, generation=self.generation)
+        served, cut = self._served, sweep.truncate_to
+        served.sent += sweep.committed - (served.committed if cut is None else cut)
+        served.committed, served.after[sweep.sequence] = sweep.committed, served.sent
         self._answers.expect(sweep)
         self._picks.expect(sweep, self._journal.state, self._scope)
         self._journal.note(sweep)
@@ -358,6 +365,13 @@ class Chain:
     async def idle(self, max_ms: float) -> None:
         """Until an answer is there, or so much time has passed."""
         await self._answers.idle(max_ms / 1e3)
+
+    def sign(self) -> None:
+        """Sign for what the machines of the route computed so far, and let them hear of it; never waits."""
+        sealed = self._served.receipt(self._key, self._want.fingerprint)
+        channel = None if self._next is None else self._next.channel
+        if sealed is not None and channel is not None and self._scope is not None:
+            self._signing = self._scope.spawn(send_receipt(channel, sealed, TELL_S))
 
     # What the next hop asks and reports
 
@@ -451,7 +465,8 @@ class Chain:
         self._answers.close()
         if self._next is not None:
             self._next.close("done")
-            await asyncio.gather(self._next.gone(), *map(self._release, list(self._held)))
+            signing = () if self._signing is None else (self._signing,)
+            await asyncio.gather(self._next.gone(), *map(self._release, list(self._held)), *signing)
 
     async def _keep_repaired(self, scope: TaskScope) -> None:
         """Carry out the plan, for as long as there is one."""
@@ -522,6 +537,7 @@ class Chain:
     def _take_route(self, step: TakeRoute, scope: TaskScope) -> None:
         """Send the route down the chain (R2), and hear its tail."""
         assert self._next is not None
+        self._served.follow(step.route.hops)
         if self._log is not None:
             self._log.routes[step.generation] = step.route.hops
         logger.info("generation %d goes over %s", step.generation, ", ".join(map(_named, step.route.hops)))
@@ -577,6 +593,7 @@ class Chain:
 
     def _on_answer(self, total_ms: float, sweep: Sweep) -> None:
         self._is_answered.set()
+        self._served.answered = self._served.after.pop(sweep.sequence, self._served.answered)
         self._picks.answered(sweep.sequence)
         self._progress.answered(total_ms, sweep.count, self.route.forecast)
 

@@ -209,6 +209,7 @@ class Session:
         finally:
             stats = self._stats(state, first_token - started, state.clock() - started, repaired)
             report(stats)
+            self.chain.sign()
             self.nearby.served(self.chain.route, stats)
         logger.info(
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",

@@ -232,6 +232,7 @@ class SpanHost:
             valid_tokens=valid_tokens,
             noise=None if picks_on(model.device) else lru_cache(NOISE_ROWS)(gumbel_row),
             hashing=resources.hashing,
+            receipts=resources.receipts,
             grammars=(grammars := GrammarCompiler.of_folder(resources.checkpoint.folder, admission)),
         )
         kv_tokens = config.kv_tokens or default_kv_tokens(model, partial(machine.share_bytes, fingerprint))

@@ -31,6 +31,7 @@ from node.life.publisher import Address, Outbox, TelemetryPublisher
 from node.life.reach.hello import HelloOnly
 from node.life.reach.lend import MapPort, RelayLender, node_ways
 from node.life.reach.watch import Watch
+from node.life.receipt_file import ReceiptFile
 from node.life.report import NodeDescription, NodeReport
 from node.life.span_host import STOP_GRACE_S, SpanHost, bind
 from node.life.summary import ServingSummary
@@ -39,9 +40,10 @@ from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, pick_device
 from node.session.admission import Admission
 from node.session.counters import NodeCounters
+from node.session.receipts import ReceiptBook
 from swarm.base.errors import ConfigError
 from swarm.base.layers import Span
-from swarm.base.tasks import unending
+from swarm.base.tasks import TaskScope, unending
 from swarm.compute.compute_thread import ComputeThread
 from swarm.directory.dht.registry import DhtRegistry
 from swarm.directory.joining.lan import announced, keep_announced
@@ -150,9 +152,19 @@ class StartUp:
             rebalance=Rebalance(random.Random()),
             counters=NodeCounters(),
             outbox=Outbox(),
+            receipts=self._receipts(first.registry, found.identity.fingerprint, first.scope),
             loaded=self._stack.enter_context(ExitStack()),
         )
         return await self._begin(resources, machine.server, None, None, None)
+
+    def _receipts(self, registry: Registry, fingerprint: str, scope: TaskScope) -> ReceiptBook:
+        """What clients sign for of a model; what waits to be published is kept where the identity is."""
+        book = ReceiptBook(registry.peer_id)
+        if registry.identity.path is not None:
+            file = ReceiptFile.of(registry.peer_id, fingerprint)
+            file.load(book)
+            scope.spawn(file.keep(book))
+        return book
 
     async def _begin(
         self,
@@ -197,6 +209,7 @@ class StartUp:
             counters=counters,
             uplink=Uplink(counters.sent, config.max_mbit),
             outbox=Outbox(),
+            receipts=self._receipts(registry, found.identity.fingerprint, arrived.scope),
             loaded=stack.enter_context(ExitStack()),
             dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, ways=ways, network=network)),
             ways=ways,

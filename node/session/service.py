@@ -97,6 +97,7 @@ class NodeService:
             wire.LINK: grpc.stream_stream_rpc_method_handler(self._streamed(self.link)),
             wire.HOLD: grpc.unary_unary_rpc_method_handler(self._unary(self.hold)),
             wire.SETTLE: grpc.unary_unary_rpc_method_handler(self._unary(self.settle)),
+            wire.RECEIPT: grpc.unary_unary_rpc_method_handler(self._unary(self.receipt)),
             wire.SHOW: grpc.unary_unary_rpc_method_handler(self._unary(self.show)),
             wire.REPLIES: grpc.stream_stream_rpc_method_handler(self._streamed(self.replies)),
         }
@@ -181,6 +182,14 @@ class NodeService:
         hop = self._spans.find(session)
         sealed = await hop.settle() if hop is not None else self._spans.settled(session)
         return wire.encode_settled(Settled(sealed is not None, sealed or b""))
+
+    async def receipt(self, request: bytes, context: RpcContext) -> bytes:
+        """Take what a session's client signed for (S6), whoever brings it, and pass it on."""
+        try:
+            self._spans.receipt(request)
+        except RemoteProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return b""
 
     async def show(self, request: bytes, context: RpcContext) -> bytes:
         """Leaves or rows of what was settled (S5); answers are large, so they wait for their turn like rows."""

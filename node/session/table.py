@@ -23,6 +23,7 @@ from node.session.admission import (
 from node.session.context import NodeContext
 from node.session.counters import NodeCounters
 from node.session.hop_session import HopSession
+from node.session.receipts import PASS_S
 from node.session.settle import SettledTexts
 from node.session.upstreams import UpstreamStream, sender_of
 from node.session.waiting import MOST_RETRY_S, WaitingList, WaitingPlace
@@ -34,9 +35,11 @@ from swarm.base.tasks import TaskScope
 from swarm.base.version import VERSION
 from swarm.compute.kv_cache import KvLayout
 from swarm.compute.kv_pool import KEPT_S, KvPool
+from swarm.link.link import send_receipt
 from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.limits import BLOCK_TOKENS
 from swarm.protocol.messages import Attach, Border, Credits, NodeInfo, Open
+from swarm.trust.receipt import Receipt
 
 logger = logging.getLogger(__name__)
 
@@ -403,6 +406,16 @@ class SessionTable:
         else:
             hop.attach(upstream, attach, sender)
         return hop
+
+    def take_receipt(self, receipt: Receipt, sealed: bytes) -> None:
+        """Take what a session's client signed for (S6), and let the machine behind it hear of it.
+
+        Raises:
+            RemoteProtocolError: this node did not compute so much of it.
+        """
+        claim = self._context.receipts.take(receipt, sealed)
+        if claim is not None and (channel := claim.next_channel()) is not None:
+            self._scope.spawn(send_receipt(channel, sealed, PASS_S))
 
     def info(self) -> NodeInfo:
         """What this node serves, how much room it has and what it has done."""

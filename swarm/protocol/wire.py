@@ -88,6 +88,8 @@ SETTLE: Final = f"/{SERVICE}/Settle"
 """Unary: `decode_settle`, `decode_settled`."""
 SHOW: Final = f"/{SERVICE}/Show"
 """Unary: `decode_show`, `decode_shown`."""
+RECEIPT: Final = f"/{SERVICE}/Receipt"
+"""Unary: the request is what `swarm.trust.receipt` seals, the answer is empty."""
 
 CODECS: Final[dict[Codec, int]] = {codec: pb.Codec.Value(f"CODEC_{codec.name}") for codec in Codec}
 LENGTH_DELIMITED = 2  # protobuf's wire type of a `bytes` field
