@@ -180,7 +180,7 @@ class Chain:
         self._differed_in = -1
         self._held: dict[str, Connection] = {}
         self._log: TextLog | None = None
-        self._served = ServedTokens(dict.fromkeys(route.hops, 0))
+        self._served = ServedTokens(route.hops)
         self._signing: asyncio.Task[None] | None = None
         self._logged: Route | None = None
         self._is_answered = asyncio.Event()
@@ -537,7 +537,9 @@ class Chain:
     def _take_route(self, step: TakeRoute, scope: TaskScope) -> None:
         """Send the route down the chain (R2), and hear its tail."""
         assert self._next is not None
-        self._served.follow(step.route.hops)
+        if step.route.hops != self._served.route:
+            self.sign()  # machines of the old route that live have a part of what it computed
+            self._served.follow(step.route.hops)
         if self._log is not None:
             self._log.routes[step.generation] = step.route.hops
         logger.info("generation %d goes over %s", step.generation, ", ".join(map(_named, step.route.hops)))

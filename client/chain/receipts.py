@@ -7,13 +7,12 @@ machine learns more of the client than it knows. Machines of releases that know 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import RouteHop
-from swarm.trust.receipt import MAX_RECEIPT_HOPS, Receipt, ReceiptHop, seal
+from swarm.trust.receipt import MAX_RECEIPT_HOPS, Receipt, seal
 
 TELL_S: Final = 1.0
 """How long hop 0 may take to hear of a receipt; a session's end waits for that."""
@@ -24,7 +23,8 @@ class ServedTokens:
     """The running totals of one session, in tree nodes that became committed; its chain counts.
 
     Attributes:
-        since: the machines of the newest route, and what was answered before each came.
+        route: the newest one.
+        since: what was answered before it began.
         committed: how long the session is with the last sweep that left.
         sent: by sweeps that left.
         after: the total after each sweep that is not answered, by its sequence.
@@ -33,7 +33,8 @@ class ServedTokens:
         began_at: when the session was opened, in Unix seconds.
     """
 
-    since: dict[RouteHop, int]
+    route: tuple[RouteHop, ...]
+    since: int = 0
     committed: int = 0
     sent: int = 0
     after: dict[int, int] = field(default_factory=dict)
@@ -41,15 +42,14 @@ class ServedTokens:
     signed: int = 0
     began_at: int = field(default_factory=lambda: int(time.time()))
 
-    def follow(self, route: Iterable[RouteHop]) -> None:
-        """The session goes on over another route: whoever comes new has a part of what comes from now on."""
-        self.since = {hop: self.since.get(hop, self.answered) for hop in route}
+    def follow(self, route: tuple[RouteHop, ...]) -> None:
+        """The session goes on over another route, to which belongs what is answered from now on."""
+        self.route, self.since = route, self.answered
 
     def receipt(self, key: SessionKey, fingerprint: str) -> bytes | None:
         """A receipt for all so far; None where there is nothing new, or the route has too many machines."""
-        if self.answered <= self.signed or len(self.since) > MAX_RECEIPT_HOPS:
+        if self.answered <= max(self.signed, self.since) or len(self.route) > MAX_RECEIPT_HOPS:
             return None
         self.signed = self.answered
-        hops = tuple(ReceiptHop(hop.peer, hop.span, since) for hop, since in self.since.items())
-        now = max(int(time.time()), self.began_at)
-        return seal(Receipt(key.public_key, fingerprint, hops, self.answered, self.began_at, now), key)
+        times = self.began_at, max(int(time.time()), self.began_at)
+        return seal(Receipt(key.public_key, fingerprint, self.route, self.since, self.answered, *times), key)

@@ -17,7 +17,8 @@ from node.session.receipts import MAX_WAITING, ReceiptBook
 from swarm.base.files import replace_file, state_folder
 from swarm.base.ids import PeerId
 from swarm.base.logs import CountedLog, describe
-from swarm.trust.receipt import FRESH_S, MAX_RECEIPT_BYTES
+from swarm.protocol.limits import MAX_RECEIPT_BYTES
+from swarm.trust.receipt import FRESH_S
 
 SAVE_S: Final = 10.0
 MAX_FILE_BYTES: Final = MAX_WAITING * (MAX_RECEIPT_BYTES + 8)

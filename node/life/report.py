@@ -14,12 +14,23 @@ from node.life.publisher import Outbox
 from node.model.device import Device
 from node.session.admission import OwnerClass
 from node.session.counters import NodeCounters
+from node.session.receipts import ReceiptBook
 from node.session.table import ClassHoldings
 from swarm.base.ids import ModelIdentity
 from swarm.base.layers import Span
 from swarm.base.version import VERSION
 from swarm.directory.node_record import NodeState
-from swarm.status.messages import EventKind, Metrics, Presence, ServedModel, Stamp, Status
+from swarm.status.messages import (
+    MAX_RECEIPTS,
+    RECEIPTS_BYTES,
+    EventKind,
+    Metrics,
+    Presence,
+    Receipts,
+    ServedModel,
+    Stamp,
+    Status,
+)
 
 QUIET_S: Final = 60.0
 """Errors of one kind are reported at most so often, added up."""
@@ -59,6 +70,9 @@ class NodeDescription:
     counters: NodeCounters
     look: Callable[[], NodeSnapshot]
     """Reads how the node is now."""
+    receipts: ReceiptBook
+    successions: tuple[bytes, ...] = ()
+    """Of keys that it had before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +178,16 @@ class NodeReport:
             device_memory_bytes=description.device.memory_bytes(),
             device_temperature_c=description.device.temperature_c(),
         )
+
+    def receipts(self, stamp: Stamp, *, is_first: bool) -> Receipts | None:
+        """What clients signed for, as much as one message holds; of a connection's first one, which keys were its."""
+        successions = self._description.successions if is_first else ()
+        batch = () if successions else self._description.receipts.batch(RECEIPTS_BYTES, MAX_RECEIPTS)
+        return Receipts(stamp, batch, successions) if batch or successions else None
+
+    def published(self, receipts: Receipts) -> None:
+        """The broker has these."""
+        self._description.receipts.published(receipts.receipts)
 
     def _count(self, snapshot: NodeSnapshot) -> _PublishedTotals:
         counters = self._description.counters

@@ -311,7 +311,8 @@ class StartUp:
         registry, outbox = resources.registry, resources.outbox
         device = Device(pick_device(starting.host.order.device))
         description = NodeDescription(
-            resources.identity, config.name, device, resources.counters, starting.announcer.snapshot
+            *(resources.identity, config.name, device, resources.counters, starting.announcer.snapshot),
+            resources.receipts,
         )
         resources.machine.descriptions.append(description)
         figures = NodeFigures(registry.peer_id, resources.machine.descriptions)

@@ -29,6 +29,8 @@ MAX_WAITING: Final = 4_096
 """Receipts that wait to be published, one per session: the newest."""
 PASS_S: Final = 5.0
 """How long the next machine may take to hear of a receipt; nothing waits for it."""
+FRAME_BYTES: Final = 6
+"""What stands around a receipt in a message."""
 NextChannel = Callable[[], grpc.aio.Channel | None]
 
 
@@ -43,6 +45,8 @@ class SessionClaim:
         next_channel: leads to the machine that comes next, if there is one now.
         tokens: that became committed in what was computed here.
         signed: the total of the newest receipt.
+        base: from where on all up to there is covered by what was computed here.
+        granted: of that, how many tokens receipts have counted.
         began_at: of the first receipt; None before it.
         over_at: when it ended, in Unix seconds; None while it runs.
     """
@@ -53,6 +57,8 @@ class SessionClaim:
     next_channel: NextChannel = lambda: None
     tokens: int = 0
     signed: int = 0
+    base: int = 0
+    granted: int = 0
     began_at: int | None = None
     over_at: float | None = None
 
@@ -116,11 +122,16 @@ class ReceiptBook:
             raise RemoteProtocolError(field_name, "is too far from now")
         if claim.began_at not in {None, receipt.began_at} or receipt.began_at > claim.joined_at + SKEW_S:
             raise RemoteProtocolError("began_at", "is not when this session began")
-        if receipt.tokens - hop.since > claim.tokens:
-            raise RemoteProtocolError("tokens", f"{claim.tokens} were computed here")
         if receipt.tokens <= claim.signed:
             return None
-        self._count(receipt, claim, hop.since)
+        if receipt.since < claim.base:
+            raise RemoteProtocolError("since", "is before this node had a part")
+        grown = receipt.tokens - max(claim.signed, receipt.since)
+        if claim.granted + grown > claim.tokens:
+            raise RemoteProtocolError("tokens", f"{claim.tokens} were computed here")
+        claim.base = receipt.since if receipt.since > claim.signed else claim.base
+        claim.granted, claim.signed, claim.began_at = claim.granted + grown, receipt.tokens, receipt.began_at
+        self.layer_tokens = min(self.layer_tokens + grown * len(claim.span), MAX_COUNT)
         self.waiting.pop(session, None)
         self.waiting[session] = sealed
         if len(self.waiting) > MAX_WAITING:
@@ -128,25 +139,25 @@ class ReceiptBook:
             self.dropped += 1
         return claim
 
-    def _count(self, receipt: Receipt, claim: SessionClaim, since: int) -> None:
-        grown = receipt.tokens - max(claim.signed, since)
-        self.layer_tokens = min(self.layer_tokens + max(grown, 0) * len(claim.span), MAX_COUNT)
-        claim.signed, claim.began_at = receipt.tokens, receipt.began_at
-
     def published(self, sent: Iterable[bytes]) -> None:
         """These have left."""
         gone = set(sent)
         for session in [session for session, sealed in self.waiting.items() if sealed in gone]:
             del self.waiting[session]
 
-    def batch(self, most_bytes: int) -> tuple[bytes, ...]:
-        """What is to be published next, the oldest first, within so many bytes; what is too old to count goes."""
+    def batch(self, most_bytes: int, most: int) -> tuple[bytes, ...]:
+        """What is to be published next, the oldest first; what is too old to count goes.
+
+        Args:
+            most_bytes: of all of it, with `FRAME_BYTES` for each.
+            most: receipts.
+        """
         for session in [one for one, sealed in self.waiting.items() if _issued_at(sealed) < self.clock() - FRESH_S]:
             del self.waiting[session]
         found = list[bytes]()
         for sealed in self.waiting.values():
-            most_bytes -= len(sealed)
-            if most_bytes < 0:
+            most_bytes -= len(sealed) + FRAME_BYTES
+            if most_bytes < 0 or len(found) == most:
                 break
             found.append(sealed)
         return tuple(found)

@@ -21,7 +21,13 @@ from swarm.base.ids import PeerId, is_model_name
 from swarm.base.layers import Span
 from swarm.directory.identity import Identity
 from swarm.directory.node_record import MAX_SPEEDS
-from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_SWEEP_ROWS
+from swarm.protocol.limits import (
+    MAX_COUNT,
+    MAX_LAYERS,
+    MAX_RECEIPT_BYTES,
+    MAX_SUCCESSION_BYTES,
+    MAX_SWEEP_ROWS,
+)
 from swarm.protocol.peer_keys import is_peer_id, verify
 
 MAX_PAYLOAD_BYTES: Final = 8_192
@@ -34,6 +40,11 @@ STATUS_S: Final = 60.0
 """Interval between two statuses of a node."""
 METRICS_S: Final = 5.0
 """Interval between two metrics of a node."""
+MAX_RECEIPTS: Final = 64
+"""Receipts of one message."""
+RECEIPTS_BYTES: Final = 4_600
+"""What they take before they are written as text, so that `MAX_PAYLOAD_BYTES` holds them under any key."""
+MAX_SUCCESSIONS: Final = 3
 DEFAULT_PREFIX: Final = "canopy"
 WholeCount = Annotated[int, Within(0, MAX_COUNT)]
 TimeS = Annotated[float, Within(0.0, 1e11)]
@@ -57,6 +68,7 @@ class MessageKind(enum.StrEnum):
     STATUS = "status"
     METRICS = "metrics"
     EVENTS = "events"
+    RECEIPTS = "receipts"
 
 
 class Presence(enum.StrEnum):
@@ -246,13 +258,29 @@ class Event:
     text: Annotated[str, Printable(MAX_EVENT_CHARACTERS)]
 
 
-Body = Status | Will | Metrics | Event
+@dataclass(frozen=True, slots=True)
+class Receipts:
+    """What clients signed for at a node (S6), since its last such message.
+
+    Attributes:
+        stamp: its place among the node's messages.
+        receipts: as the clients sealed them (`swarm.trust.receipt`).
+        successions: of keys that this node had before (`swarm.trust.succession`).
+    """
+
+    stamp: Stamped
+    receipts: Annotated[tuple[Annotated[bytes, Size(MAX_RECEIPT_BYTES, 1)], ...], Size(MAX_RECEIPTS)] = ()
+    successions: Annotated[tuple[Annotated[bytes, Size(MAX_SUCCESSION_BYTES, 1)], ...], Size(MAX_SUCCESSIONS)] = ()
+
+
+Body = Status | Will | Metrics | Event | Receipts
 KINDS: Final[Mapping[str, tuple[MessageKind, type[Body]]]] = {
     "birth": (MessageKind.STATUS, Status),
     "status": (MessageKind.STATUS, Status),
     "will": (MessageKind.STATUS, Will),
     "metrics": (MessageKind.METRICS, Metrics),
     "event": (MessageKind.EVENTS, Event),
+    "receipts": (MessageKind.RECEIPTS, Receipts),
 }
 """Each kind of message: the last level of its topic, and its declaration."""
 _FORMS: Final = {body: JsonForm(body, TelemetryError, "body") for _, body in KINDS.values()}

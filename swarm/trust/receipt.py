@@ -1,7 +1,8 @@
 """What a client signs of a session for the machines that served it: how many tokens each computed (PROTOCOL S6). Pure.
 
 One signature of the session's key covers a whole route. Numbers are running totals of the session, so a later receipt
-takes the place of an earlier one. Keys of sessions are free: by itself a receipt proves nothing. What it is worth
+of the same route takes the place of an earlier one. A new route begins where the one before had come to: all machines
+of a receipt computed the same tokens. Keys of sessions are free: by itself a receipt proves nothing. What it is worth
 follows from who else shows the same one (`swarm.health.state.contributions`).
 """
 
@@ -16,11 +17,10 @@ from swarm.base.declared import Broken, ListForm, Size, below, exactly
 from swarm.base.errors import RemoteProtocolError
 from swarm.base.ids import PeerId, SessionId
 from swarm.protocol.authority import SessionKey, is_signed, session_of
-from swarm.protocol.limits import SESSION_KEY_BYTES, Counted
-from swarm.protocol.messages import HopSpan, ShortText, SignedMachine
+from swarm.protocol.limits import MAX_RECEIPT_BYTES, SESSION_KEY_BYTES, Counted
+from swarm.protocol.messages import RouteHop, ShortText
 
 RECEIPT: Final = b"canopy-receipt\n"
-MAX_RECEIPT_BYTES: Final = 4_096
 MAX_RECEIPT_HOPS: Final = 48
 """Machines of a route for which a receipt is made: so many fit, and one message of telemetry holds it."""
 FRESH_S: Final = 3_600.0
@@ -29,23 +29,7 @@ MAX_SESSION_S: Final = 86_400.0
 """For how long after a session began its receipts count."""
 SKEW_S: Final = 60.0
 """How far clocks may differ, as for introductions (R15)."""
-SealedReceipt = Annotated[bytes, Size(MAX_RECEIPT_BYTES, 1)]
 UnixS = Annotated[int, below(1 << 40)]
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiptHop:
-    """A machine's part of a receipt.
-
-    Attributes:
-        peer: the machine.
-        span: the layers that the session used there.
-        since: the session's running total when the machine came into its route.
-    """
-
-    peer: SignedMachine
-    span: HopSpan
-    since: Counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +39,17 @@ class Receipt:
     Attributes:
         session_key: public key of the session, after which it is named (R14).
         fingerprint: of the model, hex digits.
-        route: all machines, from layer 0 to the last.
-        tokens: tree nodes that became committed in this session by sweeps that were answered; a running total.
+        route: all machines, from layer 0 to the last; second replicas are not named.
+        since: the session's running total when this route began.
+        tokens: the running total now: tree nodes that became committed by sweeps that were answered.
         began_at: when the session was opened, in Unix seconds of its client's clock; the same in all its receipts.
         issued_at: when this was signed, likewise.
     """
 
     session_key: Annotated[bytes, exactly(SESSION_KEY_BYTES)]
     fingerprint: ShortText
-    route: Annotated[tuple[ReceiptHop, ...], Size(MAX_RECEIPT_HOPS, 1)]
+    route: Annotated[tuple[RouteHop, ...], Size(MAX_RECEIPT_HOPS, 1)]
+    since: Counted
     tokens: Counted
     began_at: UnixS
     issued_at: UnixS
@@ -75,8 +61,8 @@ class Receipt:
             raise Broken("route", "its spans do not follow one another from layer 0 on")
         if len({hop.peer for hop in self.route}) < len(self.route):
             raise Broken("route", "a machine stands in it twice")
-        if max(hop.since for hop in self.route) > self.tokens:
-            raise Broken("since", "is beyond the session's tokens")
+        if self.since >= self.tokens:
+            raise Broken("since", "leaves no token to this route")
         if self.began_at > self.issued_at:
             raise Broken("began_at", "is later than issued_at")
 
@@ -90,9 +76,14 @@ class Receipt:
         """Layers of the whole route."""
         return self.route[-1].span.end
 
-    def hop_of(self, peer: PeerId) -> ReceiptHop | None:
+    def hop_of(self, peer: PeerId) -> RouteHop | None:
         """A machine's part; None where it has none."""
         return next((hop for hop in self.route if hop.peer == peer), None)
+
+    @property
+    def leg(self) -> tuple[tuple[RouteHop, ...], int]:
+        """The route from its beginning on: whoever shows a receipt of one leg was in all of it."""
+        return self.route, self.since
 
     def untimely(self, now: float) -> str | None:
         """Why it does not count now, by its times; None where it does.

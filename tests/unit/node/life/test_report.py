@@ -15,8 +15,9 @@ from node.life.report import ErrorEvents, NodeDescription, NodeReport, NodeSnaps
 from node.model.config import ServeConfig
 from node.model.device import Device
 from node.session.counters import NodeCounters
+from node.session.receipts import ReceiptBook
 from swarm.base.errors import ConfigError
-from swarm.base.ids import ModelIdentity
+from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
 from swarm.directory.node_record import NodeState
 from swarm.protocol.messages import Counters
@@ -41,7 +42,9 @@ class Stage:
         self.timer, self.counters, self.outbox = Timer(), NodeCounters(), Outbox()
         self.snapshot = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.123456),), 2, 100, 4_096, 0.0)
         model = ModelIdentity("demo-target", FINGERPRINT, "c" * 64, "w" * 64, "t" * 64, 12)
-        description = NodeDescription(model, None, Device(torch.device("cpu")), self.counters, lambda: self.snapshot)
+        description = NodeDescription(
+            *(model, None, Device(torch.device("cpu")), self.counters, lambda: self.snapshot, ReceiptBook(PeerId("Qm")))
+        )
         self.portrait = NodeReport(description, self.outbox, self.timer)
 
 
@@ -153,7 +156,8 @@ async def test_the_last_word_is_the_status() -> None:
     outbox.request(MessageKind.METRICS)
     outbox.add_event(EventKind.LEFT, "left the swarm")
     outbox.leave()
-    assert await everything(outbox) == [PendingEvent(EventKind.LEFT, "left the swarm"), MessageKind.STATUS]
+    left = [PendingEvent(EventKind.LEFT, "left the swarm"), MessageKind.RECEIPTS, MessageKind.STATUS]
+    assert await everything(outbox) == left
 
 
 @pytest.mark.parametrize(
