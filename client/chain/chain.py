@@ -64,10 +64,10 @@ from swarm.compute.grammars import GrammarPlace
 from swarm.link.dial import Connection, Dialer
 from swarm.link.endpoint import LinkPath
 from swarm.link.hedged_link import follow
-from swarm.link.link import introduce, pause, send_receipt
+from swarm.link.link import Signer, introduce, pause, send_receipt
 from swarm.link.successor import SessionLink, SuccessorLink
 from swarm.protocol import wire
-from swarm.protocol.authority import SessionKey
+from swarm.protocol.authority import SessionKey, prove_owner
 from swarm.protocol.faults import SignatureCheck
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
@@ -78,6 +78,7 @@ from swarm.protocol.messages import (
     Held,
     Hold,
     Open,
+    OwnerProof,
     Ready,
     RepliesRequest,
     Reply,
@@ -158,6 +159,7 @@ class Chain:
             wait_s: how long a machine is waited for that is missing, or is lost again and again before an answer comes.
         """
         self._ticket = b""
+        self._proof: OwnerProof | None = None
         self.credits = Credits(0, 0, 0)
         self.repairs: list[Repair] = []
         self.differences: list[str] = []
@@ -239,6 +241,10 @@ class Chain:
     def wait_by(self, ticket: bytes) -> None:
         """Open it as the one that full machines know by this ticket (P16)."""
         self._ticket = ticket
+
+    def own(self, identity: Signer) -> None:
+        """Say to all machines whose session it is (R18). Before it is opened."""
+        self._proof = prove_owner(self._key.session, identity.public_key, identity.sign)
 
     def accept_rows(self, max_bytes: int) -> None:
         """Take replies with so many bytes of hidden rows, each; none without this. Before it is opened."""
@@ -566,7 +572,7 @@ class Chain:
     def _attach(self) -> Attach:
         route = self.route
         attach = Attach(self._key.session, self.generation, route.hops, 0, self._wanted(), route.hedge, route.sealed)
-        return self._key.command(replace(attach, ticket=self._ticket))
+        return self._key.command(replace(attach, ticket=self._ticket, owner=self._proof))
 
     # Whether the chain moves
 

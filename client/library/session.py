@@ -48,6 +48,7 @@ from swarm.base.layers import Span, name_layers
 from swarm.base.tasks import TaskScope
 from swarm.compute.grammars import ForcedTokens, GrammarPlace
 from swarm.compute.row_codec import LOSSLESS, decode_rows, lossless_codec
+from swarm.directory.identity import Identity
 from swarm.directory.node_record import NodeRecord
 from swarm.directory.registry import KNOWN_S, RECENT_S, Registry
 from swarm.directory.signed_faults import is_signed
@@ -345,6 +346,7 @@ class SessionOpener:
         known: which chain holds which beginnings.
         checker: checks picks against final rows; None: nobody does.
         auditor: audits texts, some of them; None audits nothing.
+        owner: the identity that says to all machines whose sessions these are; None: nobody says it.
     """
 
     target: Target
@@ -364,6 +366,7 @@ class SessionOpener:
     known: KnownPrefixes = field(default_factory=KnownPrefixes)
     checker: HeadChecker | None = None
     auditor: Auditor | None = None
+    owner: Identity | None = None
     _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
@@ -535,6 +538,8 @@ class SessionOpener:
         def begin(route: Route, *, is_hasty: bool) -> ChainOpening:
             chain = self._chain(route, room)
             chain.wait_by(ticket)
+            if self.owner is not None:
+                chain.own(self.owner)
             if is_hasty:
                 chain.hurry()
             return ChainOpening(scope, chain)

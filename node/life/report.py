@@ -156,7 +156,7 @@ class NodeReport:
         sweeps = max(now.sweeps - last.sweeps, 1)
         passed_ms = max((now.at_s - last.at_s) * 1e3, 1e-3)
         worked_ms = now.worked_ms - (last.worked_ms if now.worked_ms >= last.worked_ms else 0.0)
-        preferred = snapshot.held.get(OwnerClass.PREFERRED)
+        preferred, contributors = map(snapshot.held.get, (OwnerClass.PREFERRED, OwnerClass.CONTRIBUTOR))
         return Metrics(
             stamp=stamp,
             uptime_s=round(now.at_s - self._started_s, 1),
@@ -174,6 +174,7 @@ class NodeReport:
             kv_tokens_total=snapshot.kv_tokens_total,
             sessions=snapshot.sessions,
             preferred_sessions=preferred.sessions if preferred is not None else 0,
+            contributor_sessions=contributors.sessions if contributors is not None else 0,
             sweep_ms=tuple((nodes, round(ms, 3)) for nodes, ms in snapshot.sweep_ms),
             device_memory_bytes=description.device.memory_bytes(),
             device_temperature_c=description.device.temperature_c(),

@@ -22,6 +22,7 @@ import grpc.aio
 from node.life.announcer import Announcer
 from node.life.arrival import REMEMBER_S, Arrival, Arrived, BoundServer
 from node.life.connection_guard import keep_connections_bounded
+from node.life.contributors import ContributorReader
 from node.life.joining import Rebalance, SpanReservation, joiners_choice
 from node.life.machine import SharedMachine
 from node.life.metrics import NodeFigures, listening, serving_metrics
@@ -46,6 +47,7 @@ from swarm.base.layers import Span
 from swarm.base.tasks import TaskScope, unending
 from swarm.compute.compute_thread import ComputeThread
 from swarm.directory.dht.registry import DhtRegistry
+from swarm.directory.identity import kept_successions
 from swarm.directory.joining.lan import announced, keep_announced
 from swarm.directory.node_record import NodeState
 from swarm.directory.registry import Registry
@@ -247,6 +249,7 @@ class StartUp:
         if isinstance(resources.registry, DhtRegistry):
             await resources.registry.prove_addresses()  # before a line is printed with which others join
         if starting.arrival is not None:
+            self._read_contributors(resources)
             self._keep_reached(starting, starting.arrival)
             self._tell_neighbours(resources)
         return RunningNode(resources, host, announcer, announcing, reservation)
@@ -287,6 +290,14 @@ class StartUp:
         if said is not None and config.lan != "no" and not config.insecure:
             resources.scope.spawn(keep_announced(said))
 
+    def _read_contributors(self, resources: NodeResources) -> None:
+        """Learn from now on who contributed, where the operator trusts a list of that."""
+        url = self._config.contributors_url
+        if url is None:
+            return
+        reader = ContributorReader(url, partial(setattr, resources.machine.admission, "contributors"))
+        resources.scope.spawn(unending(reader.run, "reading who contributed"))
+
     def _explain(self, starting: Starting, plan: ServingPlan) -> None:
         """Say what this node does and why."""
         resources, config = starting.resources, self._config
@@ -312,7 +323,7 @@ class StartUp:
         device = Device(pick_device(starting.host.order.device))
         description = NodeDescription(
             *(resources.identity, config.name, device, resources.counters, starting.announcer.snapshot),
-            resources.receipts,
+            *(resources.receipts, kept_successions(registry.identity.path)),
         )
         resources.machine.descriptions.append(description)
         figures = NodeFigures(registry.peer_id, resources.machine.descriptions)

@@ -392,7 +392,7 @@ class HopSession:
             raise RemoteProtocolError("ends_only", "is another than the session was opened with")
         if self._upstreams.reroute(upstream, reroute, index, self.credits):
             old, new = self._attach, Attach(session, reroute.generation, reroute.route, index, reroute.open)
-            new = replace(new, ticket=old.ticket, payer=old.payer)
+            new = replace(new, ticket=old.ticket, payer=old.payer, owner=old.owner)
             self._go_on(replace(new, hedge=reroute.hedge, records=reroute.records, signature=reroute.signature))
 
     def _go_on(self, attach: Attach) -> None:

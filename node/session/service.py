@@ -15,7 +15,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from node.session.admission import AddressRefused, CallerCheck, OwnerClass
+from node.session.admission import AddressRefused, CallerCheck, OwnerClass, who_erred
 from node.session.context import NodeContext
 from node.session.hop_session import FrameRefused, HopSession
 from node.session.spans import MODEL, ServedSpans
@@ -361,7 +361,7 @@ class NodeService:
 
     def _strike(self, owner: str) -> None:
         """Garbage came; where a machine carries it for others, it is not known who made it."""
-        if OwnerClass.of(owner) is not OwnerClass.CARRIER:
+        if OwnerClass.of(who_erred(owner)) is not OwnerClass.CARRIER:
             self._admission.strike(owner)
 
     def _first(self, part: bytes, address: str) -> Attach:

@@ -397,7 +397,8 @@ class SessionTable:
         if attach.index == 0:
             attach = replace(attach, payer=self.admission.payer_tag(address))
         if hop is None:
-            hop = self._reserve(attach, owner_of(address, attach, caller, self.admission.preferred))
+            owners = self.admission.preferred, self.admission.contributors
+            hop = self._reserve(attach, owner_of(address, attach, caller, *owners))
             hop.attach(upstream, attach, sender)
             self._scope.spawn(self._run(attach.session, hop))
             arrived = self._awaited.pop(attach.session, None)

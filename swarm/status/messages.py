@@ -209,6 +209,7 @@ class Metrics:
         device_memory_bytes: in use on the device; None where it is unknown.
         device_temperature_c: None where it is unknown.
         preferred_sessions: sessions whose owners its operator prefers; None from older nodes.
+        contributor_sessions: sessions of proven contributors (0097); None from older nodes.
     """
 
     stamp: Stamped
@@ -232,6 +233,7 @@ class Metrics:
     device_memory_bytes: WholeCount | None = None
     device_temperature_c: Annotated[float, Within(-273.15, 1_000.0)] | None = None
     preferred_sessions: WholeCount | None = None
+    contributor_sessions: WholeCount | None = None
 
     def check(self) -> None:
         """Refuse more room than there is.
@@ -265,7 +267,7 @@ class Receipts:
     Attributes:
         stamp: its place among the node's messages.
         receipts: as the clients sealed them (`swarm.trust.receipt`).
-        successions: of keys that this node had before (`swarm.trust.succession`).
+        successions: of keys that this node had before (`swarm.protocol.succession`).
     """
 
     stamp: Stamped

@@ -74,6 +74,7 @@ class NodeShown(_StateModel):
     kv_total: int | None = None
     sessions: int | None = None
     preferred_sessions: int | None = None
+    contributor_sessions: int | None = None
     probed_ms: float | None = None
     agrees: bool | None = None
 

@@ -27,10 +27,10 @@ from swarm.directory.registry import RECORD_TTL_S
 from swarm.health.state.contributions import ContributionBook, TotalsBook, tokens_per_s
 from swarm.health.state.model_slots import ModelSlots
 from swarm.health.state.node import Condition, EvidenceSource, NodeView, SwarmEvent
+from swarm.protocol.succession import opened_succession
 from swarm.status.guard import MAX_SKEW_S
 from swarm.status.messages import Body, Event, Metrics, Presence, Receipts, ServedModel, Status, Will
 from swarm.trust.receipt import Receipt, opened
-from swarm.trust.succession import opened_succession
 
 FRESH_S = 16.0
 """How long telemetry counts after it came: three metrics messages may be lost."""
@@ -417,6 +417,7 @@ def _node(peer: PeerId, model: ServedModel, evidence: _NodeEvidence, now: float)
         path=None if status is None else status.path,
         sessions=load.sessions if isinstance(load, Metrics) else None,
         preferred_sessions=load.preferred_sessions if isinstance(load, Metrics) else None,
+        contributor_sessions=load.contributor_sessions if isinstance(load, Metrics) else None,
     )
 
 

@@ -229,8 +229,9 @@ def _free(node: NodeShown) -> str | None:
 
 
 def _sessions(node: NodeShown) -> str | None:
-    preferred = f" ({node.preferred_sessions} preferred)" if node.preferred_sessions else ""
-    return None if node.sessions is None else f"{node.sessions}{preferred}"
+    counts = (("preferred", node.preferred_sessions), ("contributors'", node.contributor_sessions))
+    first = ", ".join(f"{count} {name}" for name, count in counts if count)
+    return None if node.sessions is None else f"{node.sessions} ({first})" if first else f"{node.sessions}"
 
 
 COLUMNS: Final[Sequence[tuple[str, int, Cell]]] = (

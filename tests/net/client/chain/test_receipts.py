@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from node.session.admission import OwnerClass
+from swarm.base.quota import Preferred
 from swarm.trust.receipt import Receipt, opened
 from tests.net.client.chain.test_repair import GREEDY, IDS, SPARES, struck
 from tests.net.killable_nodes import CHAIN, KillableNodes
 from tests.net.three_nodes import until
+from tests.telemetry_messages import identity
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
@@ -76,3 +80,40 @@ async def test_who_comes_in_the_place_of_a_machine_has_what_came_after(victim: s
     assert receipts == receipts[:1] * 3
     assert 0 < receipts[0].since < receipts[0].tokens
     assert signed(nodes, spare) - before[spare] == 4 * (receipts[0].tokens - receipts[0].since)
+
+
+@pytest.mark.parametrize(
+    ("preferred", "contributors", "kind"),
+    [(True, False, OwnerClass.PREFERRED), (False, True, OwnerClass.CONTRIBUTOR), (False, False, None)],
+)
+async def test_all_machines_know_whose_session_it_is_where_its_client_says_so(
+    *,
+    preferred: bool,
+    contributors: bool,
+    kind: OwnerClass | None,
+    nodes: KillableNodes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner = identity(0)
+    monkeypatch.setattr(nodes.client, "_opener", replace(nodes.client._opener, owner=owner))
+    for name in CHAIN:
+        admission = nodes[name].running.resources.machine.admission
+        monkeypatch.setattr(admission, "preferred", Preferred(peers=frozenset({owner.peer_id} if preferred else ())))
+        monkeypatch.setattr(admission, "contributors", {owner.peer_id: 4} if contributors else {})
+    rows = {name: nodes[name].running.resources.counters.rows_by_class.copy() for name in CHAIN}
+    await nodes.client.generate(IDS, **GREEDY)
+    for name in CHAIN:
+        grown = nodes[name].running.resources.counters.rows_by_class - rows[name]
+        firsts = {OwnerClass.PREFERRED, OwnerClass.CONTRIBUTOR}
+        assert (set(grown) == {kind}) if kind is not None else firsts.isdisjoint(grown)
+
+
+async def test_who_comes_in_the_place_of_a_machine_knows_the_owner_too(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = identity(0)
+    monkeypatch.setattr(nodes.client, "_opener", replace(nodes.client._opener, owner=owner))
+    for node in nodes.nodes.values():
+        monkeypatch.setattr(node.running.resources.machine.admission, "contributors", {owner.peer_id: 4})
+    await struck(nodes, ("a1",), SPARES)
+    assert nodes["b1"].running.resources.counters.rows_by_class[OwnerClass.CONTRIBUTOR] > 0

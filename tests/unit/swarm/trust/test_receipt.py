@@ -12,9 +12,9 @@ import pytest
 from swarm.base.errors import RemoteProtocolError
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.limits import MAX_RECEIPT_BYTES
+from swarm.protocol.succession import opened_succession, seal_succession
 from swarm.status.messages import MAX_PAYLOAD_BYTES, MAX_RECEIPTS, RECEIPTS_BYTES, Receipts, Stamp, seal_body, topic_of
 from swarm.trust.receipt import FORM, FRESH_S, MAX_RECEIPT_HOPS, MAX_SESSION_S, RECEIPT, Receipt, opened, seal
-from swarm.trust.succession import opened_succession, seal_succession
 from tests.receipts import A, B, receipt, route
 from tests.telemetry_messages import FINGERPRINT, FIRST_NONCE, NOW, identity
 

@@ -16,9 +16,9 @@ from swarm.base.layers import Span
 from swarm.health.state.contributions import ContributionBook, tokens_per_s
 from swarm.health.state.model import Knowledge
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.succession import seal_succession
 from swarm.status.messages import Receipts, ServedModel, Stamp
 from swarm.trust.receipt import FRESH_S, Receipt, seal
-from swarm.trust.succession import seal_succession
 from tests.receipts import TWO, A, B, C, receipt, route
 from tests.telemetry_messages import FINGERPRINT, FIRST_NONCE, NOW, identity, status
 
