@@ -94,6 +94,7 @@ class SampleHealth:
         told = status(seq=self.looks, at=NOW)
         sealed = seal_body(told, topic(told), identity(0))
         self.guard.accept(topic(told), sealed, False, NOW)
+        self.overview.knowledge.contributions.peers[PeerId("QmFirst")].layer_tokens = 10 * done
         for _ in range(10):
             self.guard.accept(topic(told, who=1), sealed, False, NOW)
 

@@ -146,6 +146,7 @@ class AsyncSwarm:
                     secret=await asyncio.to_thread(user_secret if wanted.calibration is not None else fresh_secret),
                     checker=_checker(model, target, identity, wanted),
                     owner=owner,
+                    signs=wanted.receipts,
                 )
                 warm_up(drafting, loaded.drafter, target.hidden_size, wanted.threads)
                 drafters, defaults = Drafters(loaded.drafter, loaded.make_another), _defaults(target, wanted)

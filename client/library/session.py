@@ -346,6 +346,7 @@ class SessionOpener:
         known: which chain holds which beginnings.
         checker: checks picks against final rows; None: nobody does.
         auditor: audits texts, some of them; None audits nothing.
+        signs: whether its sessions sign for what machines computed.
         owner: the identity that says to all machines whose sessions these are; None: nobody says it.
     """
 
@@ -366,6 +367,7 @@ class SessionOpener:
     known: KnownPrefixes = field(default_factory=KnownPrefixes)
     checker: HeadChecker | None = None
     auditor: Auditor | None = None
+    signs: bool = True
     owner: Identity | None = None
     _notes: list[str] = field(default_factory=list)
 
@@ -538,6 +540,7 @@ class SessionOpener:
         def begin(route: Route, *, is_hasty: bool) -> ChainOpening:
             chain = self._chain(route, room)
             chain.wait_by(ticket)
+            chain.signs = self.signs
             if self.owner is not None:
                 chain.own(self.owner)
             if is_hasty:

@@ -16,6 +16,7 @@ from typing import Final
 import httpx2
 
 from swarm.base.errors import RegistryError
+from swarm.base.ids import PeerId
 from swarm.base.logs import CountedLog, describe
 from swarm.protocol.peer_keys import is_peer_id
 
@@ -30,7 +31,7 @@ LEAST_SHARES, MOST_SHARES = 2, 6
 logger = logging.getLogger(__name__)
 
 
-def shares_of(answer: bytes) -> dict[str, int]:
+def shares_of(answer: bytes) -> dict[PeerId, int]:
     """How many shares each contributor has: 2 to 6, by its part of what the first one contributed.
 
     Raises:
@@ -41,13 +42,15 @@ def shares_of(answer: bytes) -> dict[str, int]:
     if not all(is_peer_id(peer) and type(tokens) is int and tokens > 0 for peer, tokens in found.items()):
         raise ValueError("it lists no peers")
     most = max(found.values(), default=1)
-    return {peer: LEAST_SHARES + (MOST_SHARES - LEAST_SHARES) * tokens // most for peer, tokens in found.items()}
+    return {
+        PeerId(peer): LEAST_SHARES + (MOST_SHARES - LEAST_SHARES) * tokens // most for peer, tokens in found.items()
+    }
 
 
 class ContributorReader:
     """Keeps what a node knows of contributors."""
 
-    def __init__(self, url: str, put: Callable[[Mapping[str, int]], None]) -> None:
+    def __init__(self, url: str, put: Callable[[Mapping[PeerId, int]], None]) -> None:
         """Have read nothing.
 
         Args:

@@ -192,7 +192,7 @@ def owner_of(
     attach: Attach,
     caller: Caller,
     preferred: Preferred = NOBODY_PREFERRED,
-    contributors: Mapping[str, int] = MappingProxyType({}),
+    contributors: Mapping[PeerId, int] = MappingProxyType({}),
 ) -> str:
     """Who pays for a session: the client's address or, behind hop 0, the machine that carries it for others.
 
@@ -309,7 +309,7 @@ class Admission:
         preferred: Preferred = NOBODY_PREFERRED,
     ) -> None:
         self.preferred = preferred
-        self.contributors: Mapping[str, int] = {}
+        self.contributors: Mapping[PeerId, int] = {}
         self._secret = secrets.token_bytes(PAYER_BYTES)
         self.quota = Quota(limits, clock, weight_of)
         self._grammars = Quota(GRAMMARS, clock, weight_of)

@@ -117,3 +117,11 @@ async def test_who_comes_in_the_place_of_a_machine_knows_the_owner_too(
         monkeypatch.setattr(node.running.resources.machine.admission, "contributors", {owner.peer_id: 4})
     await struck(nodes, ("a1",), SPARES)
     assert nodes["b1"].running.resources.counters.rows_by_class[OwnerClass.CONTRIBUTOR] > 0
+
+
+async def test_who_wants_to_sign_for_nothing_does_not(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes.client, "_opener", replace(nodes.client._opener, signs=False))
+    before = [signed(nodes, name) for name in CHAIN]
+    await nodes.client.generate(IDS, **GREEDY)
+    assert nodes.chains[-1]._signing is None
+    assert [signed(nodes, name) for name in CHAIN] == before

@@ -13,6 +13,7 @@ import node.life.contributors
 from node.life.contributors import ContributorReader, shares_of
 from node.model.config import ServeConfig
 from swarm.base.errors import ConfigError
+from swarm.base.ids import PeerId
 from tests.telemetry_messages import identity
 
 A, B, C = (identity(number).peer_id for number in range(3))
@@ -47,7 +48,7 @@ async def page(answer: bytes, status: str = "200 OK") -> AsyncIterator[str]:
 
 
 async def test_a_list_is_read_and_whatever_comes_in_its_place_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Mapping[str, int]] = []
+    found: list[Mapping[PeerId, int]] = []
     async with page(listed(a=10, b=5)) as url:
         reader = ContributorReader(url, found.append)
         await reader.read()
