@@ -302,7 +302,7 @@ class HopSession:
         self._is_restoring = False  # a snapshot came, and not all of it is computed
         self._closed, self._is_dismissed, self._reason = asyncio.Event(), False, "closed"
         self._lease = Lease(self.expire)
-        self._claim = context.receipts.begin(attach.session, opened.fingerprint, span, self._next_channel)
+        self._claim = context.receipts.begin(attach, self._next_channel)
         self._attaching: asyncio.Task[None] | None = None
         self._connect = context.dials(account)
         self.scope = _scope_of(attach, self._role)

@@ -20,6 +20,7 @@ from swarm.base.errors import RemoteProtocolError
 from swarm.base.ids import PeerId, SessionId
 from swarm.base.layers import Span
 from swarm.protocol.limits import MAX_COUNT
+from swarm.protocol.messages import Attach
 from swarm.trust.receipt import FRESH_S, SKEW_S, Receipt, opened
 
 CLAIM_S: Final = 30.0
@@ -41,6 +42,7 @@ class SessionClaim:
     Attributes:
         fingerprint: of the model.
         span: the layers that the session used here.
+        num_layers: of the whole model.
         joined_at: when it came here, in Unix seconds.
         next_channel: leads to the machine that comes next, if there is one now.
         tokens: that became committed in what was computed here.
@@ -53,6 +55,7 @@ class SessionClaim:
 
     fingerprint: str
     span: Span
+    num_layers: int
     joined_at: float
     next_channel: NextChannel = lambda: None
     tokens: int = 0
@@ -81,9 +84,12 @@ class ReceiptBook:
     _running: dict[SessionId, SessionClaim] = field(default_factory=dict)
     _over: OrderedDict[SessionId, SessionClaim] = field(default_factory=OrderedDict)
 
-    def begin(self, session: SessionId, fingerprint: str, span: Span, next_channel: NextChannel) -> SessionClaim:
+    def begin(self, attach: Attach, next_channel: NextChannel) -> SessionClaim:
         """A session begins here."""
-        claim = self._running[session] = SessionClaim(fingerprint, span, self.clock(), next_channel)
+        session, route = attach.session, attach.route
+        claim = self._running[session] = SessionClaim(
+            *(attach.open.fingerprint, route[attach.index].span, route[-1].span.end, self.clock(), next_channel)
+        )
         self._over.pop(session, None)
         return claim
 
@@ -116,8 +122,8 @@ class ReceiptBook:
             raise RemoteProtocolError("session", "is not, or no longer, of this node")
         if receipt.fingerprint != claim.fingerprint:
             raise RemoteProtocolError("fingerprint", "is of another model")
-        if hop is None or hop.span != claim.span:
-            raise RemoteProtocolError("route", "does not have this node's layers")
+        if hop is None or (hop.span, receipt.num_layers) != (claim.span, claim.num_layers):
+            raise RemoteProtocolError("route", "does not have this node's layers of this model")
         if (field_name := receipt.untimely(now)) is not None:
             raise RemoteProtocolError(field_name, "is too far from now")
         if claim.began_at not in {None, receipt.began_at} or receipt.began_at > claim.joined_at + SKEW_S:

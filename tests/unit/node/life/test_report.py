@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from swarm.base.errors import ConfigError
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
 from swarm.directory.node_record import NodeState
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Counters
-from swarm.status.messages import EventKind, MessageKind, Presence, Stamp, seal_body
+from swarm.status.messages import EventKind, MessageKind, Presence, Receipts, Stamp, seal_body
+from swarm.trust.receipt import seal
+from tests.receipts import receipt
 from tests.telemetry_messages import FINGERPRINT, NOW, identity, topic
 
 GOOD = ServeConfig(layers="0-4", host="127.0.0.1")
@@ -219,3 +223,17 @@ def test_a_gpu_is_told_by_its_product_and_what_it_can_tell(monkeypatch: pytest.M
     assert [device.temperature_c(), device.temperature_c(), asked] == [None, None, 1]
     monkeypatch.setattr(torch.cuda, "temperature", lambda device: 61)
     assert Device(torch.device("cuda")).temperature_c() == 61.0
+
+
+def test_the_first_receipts_of_a_connection_say_which_keys_were_its(stage: Stage) -> None:
+    book, key = stage.portrait._description.receipts, SessionKey.fresh()
+    made = seal(receipt(key, 5, began_at=int(time.time()), issued_at=int(time.time())), key)
+    assert stage.portrait.receipts(STAMP, is_first=True) is None
+    book.load([made])
+    stage.portrait._description = replace(stage.portrait._description, successions=(b"old",))
+    assert stage.portrait.receipts(STAMP, is_first=True) == Receipts(STAMP, (), (b"old",))
+    later = stage.portrait.receipts(STAMP, is_first=False)
+    assert later == Receipts(STAMP, (made,))
+    assert later is not None
+    stage.portrait.published(later)
+    assert stage.portrait.receipts(STAMP, is_first=False) is None

@@ -13,10 +13,9 @@ import node.session.receipts
 from node.life.receipt_file import ReceiptFile
 from node.session.receipts import CLAIM_S, ReceiptBook, SessionClaim
 from swarm.base.errors import RemoteProtocolError
-from swarm.base.layers import Span
 from swarm.protocol.authority import SessionKey
 from swarm.trust.receipt import FRESH_S, Receipt, seal
-from tests.receipts import A, B, C, receipt, route
+from tests.receipts import A, B, C, attach, receipt, route
 from tests.telemetry_messages import FINGERPRINT, NOW
 
 KEY = SessionKey.fresh()
@@ -35,7 +34,7 @@ def book() -> ReceiptBook:
 
 
 def begun(book: ReceiptBook, tokens: int = 100, key: SessionKey = KEY) -> SessionClaim:
-    claim = book.begin(key.session, FINGERPRINT, Span(0, 4), lambda: None)
+    claim = book.begin(attach(key), lambda: None)
     claim.tokens = tokens
     return claim
 
@@ -63,6 +62,7 @@ def test_only_the_growth_counts_and_the_newest_waits(book: ReceiptBook) -> None:
         ({"route": route((A, 0, 5), (B, 5, 12))}, "route"),
         ({"route": route((B, 0, 4), (A, 4, 12))}, "route"),
         ({"route": route((B, 0, 4), (C, 4, 12))}, "route"),
+        ({"route": route((A, 0, 4), (B, 4, 12), (C, 12, 900))}, "route"),
         ({"session_key": SessionKey.fresh().public_key}, "session"),
         ({"issued_at": int(NOW) + 90}, "issued_at"),
         ({"began_at": int(NOW) - 90_000}, "began_at"),

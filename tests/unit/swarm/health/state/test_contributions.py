@@ -19,7 +19,7 @@ from swarm.protocol.authority import SessionKey
 from swarm.protocol.succession import seal_succession
 from swarm.status.messages import Receipts, ServedModel, Stamp
 from swarm.trust.receipt import FRESH_S, Receipt, seal
-from tests.receipts import TWO, A, B, C, receipt, route
+from tests.receipts import TWO, A, B, C, attach, receipt, route
 from tests.telemetry_messages import FINGERPRINT, FIRST_NONCE, NOW, identity, status
 
 KEY = SessionKey.fresh()
@@ -64,6 +64,15 @@ def test_a_new_route_counts_from_where_the_one_before_had_come_to() -> None:
     show(knowledge, C, receipt(KEY, 150, since=120, route=alone))
     show(knowledge, C, receipt(KEY, 160, since=0, route=alone))
     assert sums(knowledge) == {A: 400, B: 800, C: 12 * 40}
+
+
+def test_tokens_that_counted_in_one_route_count_in_no_other() -> None:
+    knowledge = knowing()
+    for peer in (A, B):
+        show(knowledge, peer, receipt(KEY, 100))
+    for peer in (B, C):
+        show(knowledge, peer, receipt(KEY, 150, route=route((C, 0, 4), (B, 4, 12))))
+    assert sums(knowledge) == {A: 400, B: 8 * 150, C: 4 * 50}
 
 
 @pytest.mark.parametrize(
@@ -133,26 +142,32 @@ def test_a_group_that_lacks_layers_gains_only_what_honest_machines_computed_for_
     knowledge = knowing()
     honest = ReceiptBook(B, lambda: NOW)
     computed = 0
+
+    def ability(peer: PeerId, made: Receipt) -> float:
+        return knowledge._ability(B, made) if peer == B else 1e12  # they say that they hold what they like
+
     for _ in range(60):
         key = SessionKey.fresh()
-        claim = honest.begin(key.session, FINGERPRINT, SPANS[B], lambda: None)
+        claim = honest.begin(attach(key, index=1), lambda: None)
         for _ in range(12):
             if rng.random() < 0.5:
                 done = rng.randrange(1, 50)
                 claim.tokens, computed = claim.tokens + done, computed + done
             since = rng.choice([0, 0, rng.randrange(200)])
             first = rng.choice([A, C])
-            made = receipt(key, since + rng.randrange(1, 200), since=since, route=route((first, 0, 4), (B, 4, 12)))
+            hops = [(first, 0, 4), (B, 4, 12), *rng.choice([(), (), ((C if first == A else A, 12, 900),)])]
+            made = receipt(key, since + rng.randrange(1, 200), since=since, route=route(*hops))
             made = replace(made, began_at=made.began_at - rng.choice([0, 0, 0, 5]))
             sealed = seal(made, key)
             try:
                 if honest.take(made, sealed) is not None and rng.random() < 0.8:
-                    show(knowledge, B, made, key=key)
+                    knowledge.contributions.show(B, made, ability, NOW)
             except RemoteProtocolError:
                 pass
-            show(knowledge, first, made, key=key)
+            for liar in (A, C):
+                knowledge.contributions.show(liar, made, ability, NOW)
     found = sums(knowledge)
-    assert 0 < found[B] <= 8 * computed
+    assert 0 < found[B] <= honest.layer_tokens <= 8 * computed
     assert found.get(A, 0) + found.get(C, 0) == found[B] // 2, "4 layers beside 8"
 
 
