@@ -148,6 +148,15 @@ class EventShown(_StateModel):
     text: SafeText
 
 
+class ContributorShown(_StateModel):
+    """A peer for which clients signed."""
+
+    short: SafeText
+    name: SafeText | None = None
+    layer_tokens: int
+    share: float
+
+
 class State(_StateModel):
     v: int
     at: float
@@ -157,6 +166,7 @@ class State(_StateModel):
     models: tuple[ModelShown, ...]
     alerts: tuple[AlertShown, ...] = ()
     events: tuple[EventShown, ...] = ()
+    contributors: tuple[ContributorShown, ...] = ()
 
 
 def read_state(text: str | bytes) -> State:

@@ -119,6 +119,7 @@ def line(*parts: str | tuple[str, str]) -> Text:
 
 
 MAX_PER_LAYER: Final = 8
+MAX_CONTRIBUTORS: Final = 5
 LABEL: Final = 16
 GAP: Final = "╎"
 TICK_CELLS: Final = 6
@@ -385,6 +386,11 @@ def journal(state: State, now: float) -> list[Text]:
         found.append(line((begins, sign.style), alert.text, (f"  for {duration(now - alert.since)}", "dim")))
     if not state.alerts:
         found.append(line("nothing is wrong that this service knows of"))
+    if state.contributors:
+        found += [line(), line(("Contributors", "bold"), (" by layer-tokens that clients signed for", "dim"))]
+    for one in state.contributors[:MAX_CONTRIBUTORS]:
+        amount = f"{compact(one.layer_tokens):>7} {percent(one.share):>6} "
+        found.append(line((amount, "dim"), one.name or one.short))
     found += [line(), line(("Events", "bold"))]
     for event in state.events:
         who = f"{event.short} " if event.short else ""
