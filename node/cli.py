@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,7 @@ from node.life.autostart.state_file import running_pids
 from node.life.kept_files import ShowFiles, files
 from node.model.config import ServeConfig
 from swarm.base.cli import make_console
+from swarm.base.cli_types import File
 from swarm.base.errors import ConfigError, RegistryError
 from swarm.base.layers import Span
 from swarm.base.logs import OneLineFormatter, set_up_logging
@@ -46,10 +47,23 @@ _NONE_BEFORE_TLS_1_3 = "ECDHE-RSA-AES128-GCM-SHA256"
 """gRPC takes no lowest version, and its list is of TLS 1.2's suites only: none that goes with a node's certificate."""
 
 
+@dataclass(frozen=True, slots=True)
+class RotateIdentity:
+    """Make a new key for this machine; what it contributed goes on under the new peer id.
+
+    Attributes:
+        identity: identity file (default: this machine's). No node may run under it.
+    """
+
+    identity: File | None = None
+
+
+LocalCommand = ShowNodeStatus | ShowFiles | InstallService | UninstallService | RotateIdentity
 COMMANDS: Final[Mapping[str, type]] = {
     "serve": ServeConfig,
     "status": ShowNodeStatus,
     "files": ShowFiles,
+    "rotate": RotateIdentity,
     "install": InstallService,
     "uninstall": UninstallService,
     "doctor": Doctor,
@@ -87,14 +101,12 @@ def _main() -> int:
             return look_after(command)
 
 
-def look_after(command: ShowNodeStatus | ShowFiles | InstallService | UninstallService) -> int:
+def look_after(command: LocalCommand) -> int:
     """Do what needs no swarm; returns the exit status."""
     return exit_code("node", lambda: _look_after(command, make_console(soft_wrap=True).print))
 
 
-def _look_after(
-    command: ShowNodeStatus | ShowFiles | InstallService | UninstallService, say: Callable[[str], None]
-) -> int:
+def _look_after(command: LocalCommand, say: Callable[[str], None]) -> int:
     match command:
         case ShowNodeStatus():
             return show(command, time.time(), say)
@@ -104,9 +116,26 @@ def _look_after(
             config, environment = _as_service(command.serve, keeps=not command.dry_run)
             machine = this_machine(sys.platform, os.environ | environment)
             install(replace(command, serve=config), machine, say)
+        case RotateIdentity():
+            rotate(command, say)
         case UninstallService():
             uninstall(command, this_machine(sys.platform, os.environ), say)
     return 0
+
+
+def rotate(order: RotateIdentity, say: Callable[[str], None]) -> None:
+    """Make a new key.
+
+    Raises:
+        SwarmError: there is none to replace, or it is in use.
+    """
+    path = (order.identity or default_identity_path()).expanduser()
+    old = Identity.load(path)
+    if old is None:
+        raise ConfigError(f"there is no identity {path} yet; `node serve` makes one")
+    new = old.rotate()
+    say(f"{old.peer_id} is {new.peer_id} from now on; `node serve` tells the swarm's health pages")
+    say(f"the old key stays in {path.with_suffix(f'.{old.peer_id}')}: keep it secret, or delete it")
 
 
 def serve(config: ServeConfig) -> int:

@@ -12,6 +12,7 @@ from node.life.metrics import NodeFigures
 from node.life.report import NodeDescription, NodeSnapshot
 from node.model.device import Device
 from node.session.counters import ErrorKind, NodeCounters
+from node.session.receipts import ReceiptBook
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
 from swarm.directory.node_record import NodeState
@@ -93,6 +94,7 @@ class SampleHealth:
         told = status(seq=self.looks, at=NOW)
         sealed = seal_body(told, topic(told), identity(0))
         self.guard.accept(topic(told), sealed, False, NOW)
+        self.overview.knowledge.contributions.peers[PeerId("QmFirst")].layer_tokens = 10 * done
         for _ in range(10):
             self.guard.accept(topic(told, who=1), sealed, False, NOW)
 
@@ -114,7 +116,7 @@ class SampleNode:
         model = ModelIdentity("whole", "a" * 64, "c" * 64, "w" * 64, "t" * 64, 12)
         device = Device(torch.device("cpu"))
         device.memory_bytes, device.temperature_c = (lambda: 10_000), (lambda: 61.0)  # type: ignore[method-assign]
-        description = NodeDescription(model, None, device, self.counters, self.look)
+        description = NodeDescription(model, None, device, self.counters, self.look, ReceiptBook(PeerId("QmFirst")))
         self.figures = NodeFigures(PeerId("QmFirst"), [description])
 
     def look(self) -> NodeSnapshot:

@@ -18,6 +18,7 @@ import tyro
 from swarm.base.cli_types import (
     Count,
     DeviceName,
+    File,
     Fingerprint,
     Found,
     Insecure,
@@ -274,6 +275,10 @@ class ConnectionOptions(DraftOptions):
         head: folder, GGUF file or hub id whose output matrix checks picks; auto takes the model's own files where they
             are here.
         audit: share of texts after which one hop's work is done again by another machine; 0 audits none.
+        receipts: sign, once per text, how many tokens the machines of its chain computed; health pages see who computed
+            how much in which session, and no text.
+        owner: identity file of whoever these texts are for, such as a node's: all machines of a chain see its peer id,
+            and those that prefer it, or what it contributed, give it more turns (default: nobody says who it is).
         membership: what joining takes beside an address; an invite to a private swarm brings it along.
         calibration: folder that keeps what is learned about drafts (default: one in the user's cache); None keeps
             nothing after this connection.
@@ -295,6 +300,8 @@ class ConnectionOptions(DraftOptions):
     check_picks: Probability = CHECKED_PICKS
     head: ModelOrFolder = AUTO_HEAD
     audit: Probability = AUDITED_SHARE
+    receipts: bool = True
+    owner: File | None = None
     insecure: Insecure = False
     membership: Found[Membership] = OPEN_SWARM
     calibration: Found[Path | None] = field(default_factory=default_calibration_folder)
@@ -325,6 +332,8 @@ class ConnectOptions(TypedDict, total=False):
     check_picks: float
     head: str | Path
     audit: float
+    receipts: bool
+    owner: str | Path | None
     insecure: bool
     membership: Membership
 

@@ -21,6 +21,7 @@ from client.base.stats import Repair
 from client.chain.answers import Answer, Answers, PickCheck, ReplyStream, check_reply
 from client.chain.blame import advised, blamed
 from client.chain.progress import DueProgress, ProgressWatch, merged
+from client.chain.receipts import TELL_S, ServedTokens
 from client.chain.repair_plan import (
     FindRoute,
     Finish,
@@ -63,10 +64,10 @@ from swarm.compute.grammars import GrammarPlace
 from swarm.link.dial import Connection, Dialer
 from swarm.link.endpoint import LinkPath
 from swarm.link.hedged_link import follow
-from swarm.link.link import introduce, pause
+from swarm.link.link import Signer, introduce, pause, send_receipt
 from swarm.link.successor import SessionLink, SuccessorLink
 from swarm.protocol import wire
-from swarm.protocol.authority import SessionKey
+from swarm.protocol.authority import SessionKey, prove_owner
 from swarm.protocol.faults import SignatureCheck
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
@@ -77,6 +78,7 @@ from swarm.protocol.messages import (
     Held,
     Hold,
     Open,
+    OwnerProof,
     Ready,
     RepliesRequest,
     Reply,
@@ -137,6 +139,7 @@ class Chain:
         credits: what the hops granted of what was asked for: tokens, sweeps and nodes.
         repairs: what was repaired so far, the newest `MAX_REPAIRS`.
         differences: between replicas, the newest `MAX_DIFFERENCES`.
+        signs: whether it signs for what machines computed.
     """
 
     def __init__(
@@ -156,7 +159,9 @@ class Chain:
             owner: finds routes around machines, and hears of them.
             wait_s: how long a machine is waited for that is missing, or is lost again and again before an answer comes.
         """
+        self.signs = True
         self._ticket = b""
+        self._proof: OwnerProof | None = None
         self.credits = Credits(0, 0, 0)
         self.repairs: list[Repair] = []
         self.differences: list[str] = []
@@ -179,6 +184,8 @@ class Chain:
         self._differed_in = -1
         self._held: dict[str, Connection] = {}
         self._log: TextLog | None = None
+        self._served = ServedTokens(route.hops)
+        self._signing: asyncio.Task[None] | None = None
         self._logged: Route | None = None
         self._is_answered = asyncio.Event()
 
@@ -237,6 +244,10 @@ class Chain:
         """Open it as the one that full machines know by this ticket (P16)."""
         self._ticket = ticket
 
+    def own(self, identity: Signer) -> None:
+        """Say to all machines whose session it is (R18). Before it is opened."""
+        self._proof = prove_owner(self._key.session, identity.public_key, identity.sign)
+
     def accept_rows(self, max_bytes: int) -> None:
         """Take replies with so many bytes of hidden rows, each; none without this. Before it is opened."""
         self._answers.rows_bytes = max_bytes
@@ -256,6 +267,7 @@ class Chain:
     def begin(self, state: SessionState) -> None:
         """What is sent from now on belongs to a session with this state."""
         self._journal = Journal(state)
+        self._served.committed = len(state.committed)
         if self._want.ends_only:
             self._tells = TellLog(state)
         if self._log is not None:
@@ -332,6 +344,9 @@ class Chain:
         assert self._next is not None and self._journal is not None, "open and begin come first"  # noqa: PT018
         assert self._scope is not None, "it is open"
         sweep = replace(sweep, generation=self.generation)
+        served, cut = self._served, sweep.truncate_to
+        served.sent += sweep.committed - (served.committed if cut is None else cut)
+        served.committed, served.after[sweep.sequence] = sweep.committed, served.sent
         self._answers.expect(sweep)
         self._picks.expect(sweep, self._journal.state, self._scope)
         self._journal.note(sweep)
@@ -358,6 +373,13 @@ class Chain:
     async def idle(self, max_ms: float) -> None:
         """Until an answer is there, or so much time has passed."""
         await self._answers.idle(max_ms / 1e3)
+
+    def sign(self) -> None:
+        """Sign for what the machines of the route computed so far, and let them hear of it; never waits."""
+        sealed = self._served.receipt(self._key, self._want.fingerprint) if self.signs else None
+        channel = None if self._next is None else self._next.channel
+        if sealed is not None and channel is not None and self._scope is not None:
+            self._signing = self._scope.spawn(send_receipt(channel, sealed, TELL_S))
 
     # What the next hop asks and reports
 
@@ -459,7 +481,8 @@ class Chain:
         self._answers.close()
         if self._next is not None:
             self._next.close("done")
-            await asyncio.gather(self._next.gone(), *map(self._release, list(self._held)))
+            signing = () if self._signing is None else (self._signing,)
+            await asyncio.gather(self._next.gone(), *map(self._release, list(self._held)), *signing)
 
     async def _keep_repaired(self, scope: TaskScope) -> None:
         """Carry out the plan, for as long as there is one."""
@@ -530,6 +553,9 @@ class Chain:
     def _take_route(self, step: TakeRoute, scope: TaskScope) -> None:
         """Send the route down the chain (R2), and hear its tail."""
         assert self._next is not None
+        if step.route.hops != self._served.route:
+            self.sign()  # machines of the old route that live have a part of what it computed
+            self._served.follow(step.route.hops)
         if self._log is not None:
             self._log.routes[step.generation] = step.route.hops
         logger.info("generation %d goes over %s", step.generation, ", ".join(map(_named, step.route.hops)))
@@ -556,7 +582,7 @@ class Chain:
     def _attach(self) -> Attach:
         route = self.route
         attach = Attach(self._key.session, self.generation, route.hops, 0, self._wanted(), route.hedge, route.sealed)
-        return self._key.command(replace(attach, ticket=self._ticket))
+        return self._key.command(replace(attach, ticket=self._ticket, owner=self._proof))
 
     # Whether the chain moves
 
@@ -585,6 +611,7 @@ class Chain:
 
     def _on_answer(self, total_ms: float, sweep: Sweep) -> None:
         self._is_answered.set()
+        self._served.answered = self._served.after.pop(sweep.sequence, self._served.answered)
         self._picks.answered(sweep.sequence)
         self._progress.answered(total_ms, sweep.count, self.route.forecast)
 

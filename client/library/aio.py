@@ -49,7 +49,7 @@ from swarm.base.tasks import TaskScope, relay
 from swarm.directory.coverage import Coverage, cover
 from swarm.directory.dht.addresses import Membership
 from swarm.directory.dht.registry import DhtConfig, DhtRegistry
-from swarm.directory.identity import Identity
+from swarm.directory.identity import Identity, default_identity_path
 from swarm.directory.joining.resolve import expand
 from swarm.directory.node_record import NodeRecord
 from swarm.directory.registry import Registry
@@ -124,6 +124,7 @@ class AsyncSwarm:
         wanted = make_connection(options)
         peers, membership, fingerprint = _check(wanted)
         own = OwnLayers.read(wanted.own, wanted.trusted)
+        owner = None if wanted.owner is None else await asyncio.to_thread(_owner, Path(wanted.owner))
         target = await asyncio.to_thread(load_target, model, wanted.revision)
         with drafting_thread() as drafting:
             with bars_hidden():  # on the thread that drafts, so that no other one has a team of OpenMP's
@@ -150,6 +151,8 @@ class AsyncSwarm:
                     auditor=make_auditor(dialer, nearby, scope, wanted.audit),
                     secret=await asyncio.to_thread(user_secret if wanted.calibration is not None else fresh_secret),
                     checker=checker,
+                    owner=owner,
+                    signs=wanted.receipts,
                 )
                 warm_up(drafting, loaded.drafter, target.hidden_size, wanted.threads)
                 drafters, defaults = Drafters(loaded.drafter, loaded.make_another), _defaults(target, wanted)
@@ -254,6 +257,18 @@ class AsyncSwarm:
         async with self._opener.open(window, state.nodes, beginning) as session:
             async for piece in session.run(state):
                 yield piece
+
+
+def _owner(path: Path) -> Identity:
+    """The identity in a file, which must be there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    identity = Identity.load(path.expanduser())
+    if identity is None:
+        raise ConfigError(f"owner: there is no identity file {path}; a node keeps its own at {default_identity_path()}")
+    return identity
 
 
 @asynccontextmanager

@@ -49,6 +49,7 @@ from swarm.base.layers import Span, name_layers
 from swarm.base.tasks import TaskScope
 from swarm.compute.grammars import ForcedTokens, GrammarPlace
 from swarm.compute.row_codec import LOSSLESS, decode_rows, lossless_codec
+from swarm.directory.identity import Identity
 from swarm.directory.node_record import NodeRecord
 from swarm.directory.registry import KNOWN_S, RECENT_S, Registry
 from swarm.directory.signed_faults import is_signed
@@ -214,6 +215,7 @@ class Session:
             told.release()
             stats = self._stats(state, first_token - started, state.clock() - started, repaired)
             report(stats)
+            self.chain.sign()
             self.nearby.served(self.chain.route, stats)
         logger.info(
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
@@ -348,6 +350,8 @@ class SessionOpener:
         known: which chain holds which beginnings.
         checker: checks picks against final rows; None: nobody does.
         auditor: audits texts, some of them; None audits nothing.
+        signs: whether its sessions sign for what machines computed.
+        owner: the identity that says to all machines whose sessions these are; None: nobody says it.
     """
 
     target: Target
@@ -367,6 +371,8 @@ class SessionOpener:
     known: KnownPrefixes = field(default_factory=KnownPrefixes)
     checker: HeadChecker | None = None
     auditor: Auditor | None = None
+    signs: bool = True
+    owner: Identity | None = None
     _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
@@ -542,6 +548,9 @@ class SessionOpener:
                 self.checker.prepare(route.numeric_class)
             chain = self._chain(route, room)
             chain.wait_by(ticket)
+            chain.signs = self.signs
+            if self.owner is not None:
+                chain.own(self.owner)
             if is_hasty:
                 chain.hurry()
             return ChainOpening(scope, chain)

@@ -28,7 +28,10 @@ from swarm.base.cli_types import (
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
 _SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "generation_config", "wait")
-_LINKS = ("codec", "reproducible", "hedge", "trusted", "own", "check_picks", "head", "audit", "insecure")
+_LINKS = (
+    *("codec", "reproducible", "hedge", "trusted", "own", "check_picks", "head", "audit", "receipts", "owner"),
+    "insecure",
+)
 _DRAFTING = (*(one.name for one in fields(DraftOptions) if one.name != "calibration"), "threads")
 
 

@@ -38,6 +38,7 @@ from node.model.loading import (
 from node.model.span import ModelLayout, dissect
 from node.session.counters import NodeCounters
 from node.session.measure import LayerSpeed, benchmark
+from node.session.receipts import ReceiptBook
 from swarm.base.errors import ConfigError, LayersError, RegistryError, TooSlow
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.tasks import TaskScope
@@ -89,6 +90,8 @@ class NodeResources:
     uplink: Uplink
     """By which the rows of all sessions leave, whichever layers it serves."""
     outbox: Outbox
+    receipts: ReceiptBook
+    """What clients signed for, of this model."""
     loaded: ExitStack
     """Ends the loaded layers, after everything that computes with them."""
     dialer: Dialer

@@ -31,6 +31,7 @@ from swarm.status.messages import (
     EventKind,
     MessageKind,
     Metrics,
+    Receipts,
     RefutedPart,
     Stamp,
     Status,
@@ -63,7 +64,7 @@ Due = PendingEvent | MessageKind
 
 
 class Outbox:
-    """A queue whose order is by kind: status first, then events, then metrics.
+    """A queue whose order is by kind: status first, then events, receipts and metrics.
 
     Attributes:
         dropped: how many events were dropped.
@@ -93,6 +94,7 @@ class Outbox:
     def leave(self) -> None:
         """Publish nothing more but what waits, and then the status."""
         self.leaving = True
+        self.request(MessageKind.RECEIPTS)
         self.request(MessageKind.STATUS)
 
     async def next(self) -> Due:
@@ -114,6 +116,8 @@ class Outbox:
             return MessageKind.STATUS
         if self._events:
             return self._events[0]
+        if MessageKind.RECEIPTS in self._requested:
+            return MessageKind.RECEIPTS
         if self.leaving:
             return MessageKind.STATUS
         return MessageKind.METRICS if MessageKind.METRICS in self._requested else None
@@ -134,6 +138,16 @@ class Reporter(Protocol):
 
     def metrics(self, stamp: Stamp) -> Metrics:
         """What it has done."""
+
+    def receipts(self, stamp: Stamp, *, is_first: bool) -> Receipts | None:
+        """What clients signed for, as much as one message holds; None where nothing waits.
+
+        Args:
+            is_first: whether it is the first of a connection.
+        """
+
+    def published(self, receipts: Receipts) -> None:
+        """The broker has these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +211,7 @@ class TelemetryPublisher:
         self._say = say
         self._intervals = intervals or PublishIntervals()
         self._client_id = f"canopy-{secrets.token_hex(8)}"  # kept: a broker then drops the old connection for the new
-        self._is_down = False
+        self._is_down = self._has_sent_receipts = False
         self._up_s: float | None = None
         self._left = asyncio.Event()
         self._scope = TaskScope()
@@ -269,6 +283,9 @@ class TelemetryPublisher:
             self._up()
             scope.spawn(self._every(self._intervals.metrics_s, MessageKind.METRICS))
             scope.spawn(self._every(self._intervals.status_s, MessageKind.STATUS))
+            self._outbox.request(MessageKind.RECEIPTS)
+            self._has_sent_receipts = False
+            scope.spawn(self._every(self._intervals.metrics_s, MessageKind.RECEIPTS))
             await self._send_due(client, nonce)
 
     def _client(self, nonce: str) -> aiomqtt.Client:
@@ -308,15 +325,22 @@ class TelemetryPublisher:
 
     async def _send(self, client: aiomqtt.Client, due: Due, stamp: Stamp, *, is_birth: bool = False) -> None:
         body = self._body(due, stamp, is_birth)
+        if body is None:
+            return
         part = MessageKind.EVENTS if isinstance(due, PendingEvent) else due
         payload = self._address.seal(body, part)
         qos = 0 if part is MessageKind.METRICS else 1
         await client.publish(self._address.topic(part), payload, qos=qos, retain=part is MessageKind.STATUS)
+        if isinstance(body, Receipts):
+            self._has_sent_receipts = True
+            self._reporter.published(body)
 
-    def _body(self, due: Due, stamp: Stamp, is_birth: bool) -> Body:
+    def _body(self, due: Due, stamp: Stamp, is_birth: bool) -> Body | None:
         match due:
             case PendingEvent():
                 return Event(stamp, due.event, due.text, due.refuted)
+            case MessageKind.RECEIPTS:
+                return self._reporter.receipts(stamp, is_first=not self._has_sent_receipts)
             case MessageKind.METRICS:
                 return self._reporter.metrics(stamp)
             case _:

@@ -15,6 +15,7 @@ from node.life.publisher import Outbox
 from node.model.device import Device
 from node.session.admission import OwnerClass
 from node.session.counters import NodeCounters
+from node.session.receipts import ReceiptBook
 from node.session.table import ClassHoldings
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
@@ -22,9 +23,12 @@ from swarm.base.version import VERSION
 from swarm.directory.node_record import MAX_REFUTED, REFUTED_S, NodeState
 from swarm.status.messages import (
     MAX_OFF,
+    MAX_RECEIPTS,
+    RECEIPTS_BYTES,
     EventKind,
     Metrics,
     Presence,
+    Receipts,
     RefutedPart,
     ServedModel,
     Stamp,
@@ -70,6 +74,9 @@ class NodeDescription:
     counters: NodeCounters
     look: Callable[[], NodeSnapshot]
     """Reads how the node is now."""
+    receipts: ReceiptBook
+    successions: tuple[bytes, ...] = ()
+    """Of keys that it had before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,7 @@ class NodeReport:
         sweeps = max(now.sweeps - last.sweeps, 1)
         passed_ms = max((now.at_s - last.at_s) * 1e3, 1e-3)
         worked_ms = now.worked_ms - (last.worked_ms if now.worked_ms >= last.worked_ms else 0.0)
-        preferred = snapshot.held.get(OwnerClass.PREFERRED)
+        preferred, contributors = map(snapshot.held.get, (OwnerClass.PREFERRED, OwnerClass.CONTRIBUTOR))
         return Metrics(
             stamp=stamp,
             uptime_s=round(now.at_s - self._started_s, 1),
@@ -207,10 +214,21 @@ class NodeReport:
             kv_tokens_total=snapshot.kv_tokens_total,
             sessions=snapshot.sessions,
             preferred_sessions=preferred.sessions if preferred is not None else 0,
+            contributor_sessions=contributors.sessions if contributors is not None else 0,
             sweep_ms=tuple((nodes, round(ms, 3)) for nodes, ms in snapshot.sweep_ms),
             device_memory_bytes=description.device.memory_bytes(),
             device_temperature_c=description.device.temperature_c(),
         )
+
+    def receipts(self, stamp: Stamp, *, is_first: bool) -> Receipts | None:
+        """What clients signed for, as much as one message holds; of a connection's first one, which keys were its."""
+        successions = self._description.successions if is_first else ()
+        batch = () if successions else self._description.receipts.batch(RECEIPTS_BYTES, MAX_RECEIPTS)
+        return Receipts(stamp, batch, successions) if batch or successions else None
+
+    def published(self, receipts: Receipts) -> None:
+        """The broker has these."""
+        self._description.receipts.published(receipts.receipts)
 
     def _count(self, snapshot: NodeSnapshot) -> _PublishedTotals:
         counters = self._description.counters

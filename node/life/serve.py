@@ -266,6 +266,7 @@ class Node:
             sweeps=counters.sweeps,
             received_bytes=counters.bytes_in,
             sent_bytes=counters.bytes_out,
+            signed=resources.receipts.layer_tokens,
         )
         return NodeFacts(
             stage,

@@ -233,6 +233,7 @@ class SpanHost:
             noise=None if picks_on(model.device) else lru_cache(NOISE_ROWS)(gumbel_row),
             hashing=resources.hashing,
             refuted=partial(machine.refuted.note, outbox=resources.outbox),
+            receipts=resources.receipts,
             grammars=(grammars := GrammarCompiler.of_folder(resources.checkpoint.folder, admission)),
         )
         kv_tokens = config.kv_tokens or default_kv_tokens(model, partial(machine.share_bytes, fingerprint))

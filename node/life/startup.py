@@ -22,6 +22,7 @@ import grpc.aio
 from node.life.announcer import Announcer
 from node.life.arrival import REMEMBER_S, Arrival, Arrived, BoundServer
 from node.life.connection_guard import keep_connections_bounded
+from node.life.contributors import ContributorReader
 from node.life.joining import Rebalance, SpanReservation, joiners_choice
 from node.life.machine import SharedMachine
 from node.life.metrics import NodeFigures, listening, serving_metrics
@@ -31,6 +32,7 @@ from node.life.publisher import Address, Outbox, TelemetryPublisher
 from node.life.reach.hello import HelloOnly
 from node.life.reach.lend import MapPort, RelayLender, node_ways
 from node.life.reach.watch import Watch
+from node.life.receipt_file import ReceiptFile
 from node.life.report import NodeDescription, NodeReport
 from node.life.span_host import STOP_GRACE_S, SpanHost, bind
 from node.life.summary import ServingSummary
@@ -39,11 +41,13 @@ from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, pick_device
 from node.session.admission import Admission
 from node.session.counters import NodeCounters
+from node.session.receipts import ReceiptBook
 from swarm.base.errors import ConfigError
 from swarm.base.layers import Span
-from swarm.base.tasks import unending
+from swarm.base.tasks import TaskScope, unending
 from swarm.compute.compute_thread import ComputeThread
 from swarm.directory.dht.registry import DhtRegistry
+from swarm.directory.identity import kept_successions
 from swarm.directory.joining.lan import announced, keep_announced
 from swarm.directory.node_record import NodeState
 from swarm.directory.registry import Registry
@@ -150,9 +154,19 @@ class StartUp:
             rebalance=Rebalance(random.Random()),
             counters=NodeCounters(),
             outbox=Outbox(),
+            receipts=self._receipts(first.registry, found.identity.fingerprint, first.scope),
             loaded=self._stack.enter_context(ExitStack()),
         )
         return await self._begin(resources, machine.server, None, None, None)
+
+    def _receipts(self, registry: Registry, fingerprint: str, scope: TaskScope) -> ReceiptBook:
+        """What clients sign for of a model; what waits to be published is kept where the identity is."""
+        book = ReceiptBook(registry.peer_id)
+        if registry.identity.path is not None:
+            file = ReceiptFile.of(registry.peer_id, fingerprint)
+            file.load(book)
+            scope.spawn(file.keep(book))
+        return book
 
     async def _begin(
         self,
@@ -197,6 +211,7 @@ class StartUp:
             counters=counters,
             uplink=Uplink(counters.sent, config.max_mbit),
             outbox=Outbox(),
+            receipts=self._receipts(registry, found.identity.fingerprint, arrived.scope),
             loaded=stack.enter_context(ExitStack()),
             dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, ways=ways, network=network)),
             ways=ways,
@@ -234,6 +249,7 @@ class StartUp:
         if isinstance(resources.registry, DhtRegistry):
             await resources.registry.prove_addresses()  # before a line is printed with which others join
         if starting.arrival is not None:
+            self._read_contributors(resources)
             self._keep_reached(starting, starting.arrival)
             self._tell_neighbours(resources)
         return RunningNode(resources, host, announcer, announcing, reservation)
@@ -274,6 +290,14 @@ class StartUp:
         if said is not None and config.lan != "no" and not config.insecure:
             resources.scope.spawn(keep_announced(said))
 
+    def _read_contributors(self, resources: NodeResources) -> None:
+        """Learn from now on who contributed, where the operator trusts a list of that."""
+        url = self._config.contributors_url
+        if url is None:
+            return
+        reader = ContributorReader(url, partial(setattr, resources.machine.admission, "contributors"))
+        resources.scope.spawn(unending(reader.run, "reading who contributed"))
+
     def _explain(self, starting: Starting, plan: ServingPlan) -> None:
         """Say what this node does and why."""
         resources, config = starting.resources, self._config
@@ -298,7 +322,8 @@ class StartUp:
         registry, outbox = resources.registry, resources.outbox
         device = Device(pick_device(starting.host.order.device))
         description = NodeDescription(
-            resources.identity, config.name, device, resources.counters, starting.announcer.snapshot
+            *(resources.identity, config.name, device, resources.counters, starting.announcer.snapshot),
+            *(resources.receipts, kept_successions(registry.identity.path)),
         )
         resources.machine.descriptions.append(description)
         figures = NodeFigures(registry.peer_id, resources.machine.descriptions)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import tyro
 
@@ -64,7 +65,15 @@ MAX_MBIT = 100_000
     swarm=("join", "lan", "new", "network_key", "identity", "name", "drain"),
     network=("host", "port", "dht_port", "allow_private", "insecure"),
     reach=("announce_address", "relay", "no_port_mapping", "relay_port", "relay_mbit", "tls_port"),
-    courtesy=("prefer", "pause_when_busy", "pause_on_battery", "quiet_hours", "pause_frees_memory", "max_mbit"),
+    courtesy=(
+        "prefer",
+        "prefer_contributors",
+        "pause_when_busy",
+        "pause_on_battery",
+        "quiet_hours",
+        "pause_frees_memory",
+        "max_mbit",
+    ),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,9 @@ class ServeConfig:
     prefer: Annotated[tuple[Text, ...], tyro.conf.UseAppendAction] = ()
     """Who comes first here: an IP address, a network such as 192.0.2.0/24, or a machine's peer id; may be repeated.
     Strangers share what these leave (default: nobody is preferred)."""
+    prefer_contributors: Url | None = None
+    """Address of a health page that you trust: whoever contributed by its list, and says who it is (`client --owner`),
+    has more turns here than strangers, and fewer than whom you prefer (default: none)."""
     pause_when_busy: bool = False
     """Pause while other programs use the GPU; where the node computes on the CPU, while they use half of its cores."""
     pause_on_battery: bool = False
@@ -277,8 +289,28 @@ class ServeConfig:
         peers = frozenset(filter(is_peer_id, self.prefer))
         return Preferred(tuple(map(_network, (name for name in self.prefer if name not in peers))), peers)
 
+    @property
+    def contributors_url(self) -> str | None:
+        """Where the list of contributors is read.
+
+        Raises:
+            ConfigError: others on the way there could change it.
+        """
+        text = self.prefer_contributors
+        if text is None:
+            return None
+        try:
+            url = urlsplit(text)
+            is_safe = bool(url.hostname) and (url.scheme == "https" or (url.scheme == "http" and url.hostname in _OWN))
+        except ValueError:
+            is_safe = False
+        if not is_safe:
+            raise ConfigError(f"--prefer-contributors {text}: give https://HOST, or http:// of this machine's own")
+        return f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}/api/v1/contributors"
+
     def _check_courtesy(self) -> None:
         self.quiet()
+        _ = self.contributors_url
         _ = self.preferred
         if self.max_mbit is not None and not 1 <= self.max_mbit <= MAX_MBIT:
             raise ConfigError(f"--max-mbit {self.max_mbit:g}: give 1 to {MAX_MBIT}, or leave it out")
@@ -332,6 +364,9 @@ class ServeConfig:
             allow_private=self.allow_private,
             membership=self.membership,
         )
+
+
+_OWN = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def _host(address: str | None) -> str | None:

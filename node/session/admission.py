@@ -10,11 +10,12 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Final
 
 from swarm.base.errors import RemoteProtocolError, SwarmError
@@ -36,7 +37,7 @@ from swarm.base.quota import (
     site_key,
 )
 from swarm.link.link import introduction_in
-from swarm.protocol.authority import is_signed, session_of
+from swarm.protocol.authority import is_signed, proven_owner, session_of
 from swarm.protocol.limits import SESSION_KEY_BYTES
 from swarm.protocol.messages import Attach
 from swarm.protocol.peer_keys import peer_id_of, verify
@@ -157,6 +158,8 @@ PAID_BY: Final = "for "
 """What stands in a key between such a machine and whose session it carries."""
 PREFERRED: Final = "own "
 """What the key of whom the operator prefers begins with."""
+CONTRIBUTED: Final = "gave "
+"""What the key of a proven contributor begins with; its shares, peer id and address follow."""
 PAYER_BYTES: Final = 8
 PREFERRED_SHARES: Final = 8
 """A millisecond of theirs counts for an eighth, and so does what they hold."""
@@ -173,6 +176,7 @@ class OwnerClass(enum.StrEnum):
     """What kind of owner a key names, as far as anybody is told."""
 
     PREFERRED = "preferred"
+    CONTRIBUTOR = "contributor"
     NEAR = "near"
     CARRIER = "carrier"
     STRANGER = "stranger"
@@ -182,32 +186,53 @@ class OwnerClass(enum.StrEnum):
         """The class of a key."""
         if key.startswith(PREFERRED):
             return cls.PREFERRED
+        if key.startswith(CONTRIBUTED):
+            return cls.CONTRIBUTOR
         if key.startswith(CARRIED):
             return cls.CARRIER
         return cls.NEAR if is_near(key) else cls.STRANGER
 
 
-def owner_of(address: str, attach: Attach, caller: Caller, preferred: Preferred = NOBODY_PREFERRED) -> str:
+def owner_of(
+    address: str,
+    attach: Attach,
+    caller: Caller,
+    preferred: Preferred = NOBODY_PREFERRED,
+    contributors: Mapping[PeerId, int] = MappingProxyType({}),
+) -> str:
     """Who pays for a session: the client's address or, behind hop 0, the machine that carries it for others.
 
     Args:
         address: by `address_key`.
         caller: who opened the stream; a client is known by its session alone.
         preferred: whom the operator prefers.
+        contributors: how many shares each has, by peer id.
     """
     key = address if attach.index == 0 else CARRIED + address
     peer = caller if isinstance(caller, str) else None
-    return PREFERRED + key if preferred.names(address, peer) else key
+    owner = proven_owner(attach) if preferred.peers or contributors else None
+    if owner in preferred.peers:
+        return f"{PREFERRED}{owner}"
+    if preferred.names(address, peer):
+        return PREFERRED + key
+    shares = contributors.get(owner, 0) if owner is not None else 0
+    return f"{CONTRIBUTED}{shares} {owner} {key}" if shares else key
+
+
+def who_erred(key: str) -> str:
+    """Whom garbage counts against: of a contributor, the address that it came from."""
+    return key.split(" ", 3)[3] if OwnerClass.of(key) is OwnerClass.CONTRIBUTOR else key
 
 
 def payer_of(account: str, attach: Attach) -> str:
     """The owner whose turns a session takes: who pays for it here, or at the machine that carries it for others."""
-    return f"{account} {PAID_BY}{attach.payer.hex()}" if attach.index and attach.payer else account
+    is_carried = CARRIED in account and OwnerClass.of(account) is not OwnerClass.CONTRIBUTOR
+    return f"{account} {PAID_BY}{attach.payer.hex()}" if is_carried and attach.payer else account
 
 
 def weight_of(key: str) -> int:
     """How many clients an address may stand for: many, where they reach the node through one machine."""
-    return 1 if OwnerClass.of(key) is OwnerClass.STRANGER else NEAR_WEIGHT
+    return 1 if OwnerClass.of(key) in (OwnerClass.STRANGER, OwnerClass.CONTRIBUTOR) else NEAR_WEIGHT
 
 
 NETWORK_OWNERS: Final = 4
@@ -250,6 +275,9 @@ def standing_of(key: str) -> OwnerStanding:
             return OwnerStanding(network=key.partition(f" {PAID_BY}")[0], neighbours=NEAR_WEIGHT)
         case OwnerClass.PREFERRED:
             return OwnerStanding(weight_of(key.removeprefix(PREFERRED)), PREFERRED_SHARES)
+        case OwnerClass.CONTRIBUTOR:
+            _, shares, owner, _ = key.split(" ", 3)
+            return OwnerStanding(shares=int(shares), network=f"owner {owner}", neighbours=int(shares))
         case OwnerClass.STRANGER:
             return OwnerStanding(network=f"network {site_key(key)}")
         case _:
@@ -277,6 +305,7 @@ class Admission:
     Attributes:
         quota: what each address holds and spent.
         preferred: whom the operator prefers.
+        contributors: how many shares each contributor has, by peer id.
     """
 
     def __init__(
@@ -286,6 +315,7 @@ class Admission:
         preferred: Preferred = NOBODY_PREFERRED,
     ) -> None:
         self.preferred = preferred
+        self.contributors: Mapping[PeerId, int] = {}
         self._secret = secrets.token_bytes(PAYER_BYTES)
         self.quota = Quota(limits, clock, weight_of)
         self._grammars = Quota(GRAMMARS, clock, weight_of)
@@ -377,6 +407,7 @@ class Admission:
 
     def decoded(self, owner: str, seconds: float) -> None:
         """A large head of a session took so long to decode; what a machine carries for others is not its own."""
+        owner = who_erred(owner)
         if OwnerClass.of(owner) not in (OwnerClass.CARRIER, OwnerClass.PREFERRED):
             self.quota.charge(DECODED, owner, seconds * 1e3)
 
@@ -395,6 +426,7 @@ class Admission:
 
     def strike(self, address: str) -> None:
         """This address sent garbage. One of a private network is not refused for it: it may stand for everybody."""
+        address = who_erred(address)
         if not is_near(address.removeprefix(PREFERRED)):
             self.quota.strike(address)
 

@@ -11,6 +11,7 @@ import grpc.aio
 from node.model.span import SpanModel
 from node.session.admission import Admission
 from node.session.counters import NodeCounters
+from node.session.receipts import ReceiptBook
 from node.session.scheduler import Engine
 from node.session.settle import HopCommitments, SettledTexts
 from swarm.base.errors import Busy, ConfigError, RemoteProtocolError
@@ -115,6 +116,8 @@ class NodeContext:
     """For the model's tokenizer."""
     hashing: ComputeThread
     """Commits to what travelled."""
+    receipts: ReceiptBook
+    """What clients signed for."""
     settling: SettlingKey = field(default_factory=SettlingKey)
     """Signs what it committed to."""
     refuted: Callable[[Refutation], None] = lambda _: None

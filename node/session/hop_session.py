@@ -302,6 +302,7 @@ class HopSession:
         self._is_restoring = False  # a snapshot came, and not all of it is computed
         self._closed, self._is_dismissed, self._reason = asyncio.Event(), False, "closed"
         self._lease = Lease(self.expire)
+        self._claim = context.receipts.begin(attach, self._next_channel)
         self._attaching: asyncio.Task[None] | None = None
         self._connect = context.dials(account)
         self.scope = _scope_of(attach, self._role)
@@ -391,7 +392,7 @@ class HopSession:
             raise RemoteProtocolError("ends_only", "is another than the session was opened with")
         if self._upstreams.reroute(upstream, reroute, index, self.credits):
             old, new = self._attach, Attach(session, reroute.generation, reroute.route, index, reroute.open)
-            new = replace(new, ticket=old.ticket, payer=old.payer)
+            new = replace(new, ticket=old.ticket, payer=old.payer, owner=old.owner)
             self._go_on(replace(new, hedge=reroute.hedge, records=reroute.records, signature=reroute.signature))
 
     def _go_on(self, attach: Attach) -> None:
@@ -586,6 +587,7 @@ class HopSession:
             self._reason = reason
             self._running = None
             self._closed.set()
+            self._context.receipts.end(self._attach.session, self._claim)
             self._stop_waiting()
             self._shelf.over(self)
             self.replies.close()
@@ -711,6 +713,7 @@ class HopSession:
         own = HopTime(max(waited_ms, 0.0), run.compute_ms, other_ms, link_ms, self.commitments.heads())
         times = (*run.work.frame.times, own)
         self._context.counters.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
+        self._claim.tokens += len(run.work.applied.path)
         self._context.counters.rows_by_class[OwnerClass.of(self.account)] += len(run.work.run)
         if self._is_tail:
             self._answer(self._tail.reply(run, times), self.log.received.acked)
@@ -759,6 +762,7 @@ class HopSession:
         if self.log.is_replaying:
             return
         self._is_restoring = False
+        self._claim.tokens += len(self.log.executed.committed)
         if self._next is not None:
             self._next.sync()
             return
@@ -887,6 +891,9 @@ class HopSession:
         async with TaskScope() as scope:
             scope.spawn(self._tail.follow_grammars(lambda: self._context.engine.submit(self)))
             await self._closed.wait()
+
+    def _next_channel(self) -> grpc.aio.Channel | None:
+        return None if self._next is None else self._next.channel
 
     def _receipt(self, parts: int) -> Ack:
         working = self._running.work.frame.sweep.sequence if self._running is not None else 0

@@ -15,7 +15,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from node.session.admission import AddressRefused, CallerCheck, OwnerClass
+from node.session.admission import AddressRefused, CallerCheck, OwnerClass, who_erred
 from node.session.context import NodeContext
 from node.session.hop_session import FrameRefused, HopSession
 from node.session.refute import checked, received
@@ -98,6 +98,7 @@ class NodeService:
             wire.LINK: grpc.stream_stream_rpc_method_handler(self._streamed(self.link)),
             wire.HOLD: grpc.unary_unary_rpc_method_handler(self._unary(self.hold)),
             wire.SETTLE: grpc.unary_unary_rpc_method_handler(self._unary(self.settle)),
+            wire.RECEIPT: grpc.unary_unary_rpc_method_handler(self._unary(self.receipt)),
             wire.SHOW: grpc.unary_unary_rpc_method_handler(self._unary(self.show)),
             wire.REPLIES: grpc.stream_stream_rpc_method_handler(self._streamed(self.replies)),
             wire.REPORT: grpc.stream_stream_rpc_method_handler(self._streamed(self.report)),
@@ -183,6 +184,14 @@ class NodeService:
         hop = self._spans.find(session)
         sealed = await hop.settle() if hop is not None else self._spans.settled(session)
         return wire.encode_settled(Settled(sealed is not None, sealed or b""))
+
+    async def receipt(self, request: bytes, context: RpcContext) -> bytes:
+        """Take what a session's client signed for (S7), whoever brings it, and pass it on."""
+        try:
+            self._spans.receipt(request)
+        except RemoteProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return b""
 
     async def show(self, request: bytes, context: RpcContext) -> bytes:
         """Leaves or rows of what was settled (S5); answers are large, so they wait for their turn like rows."""
@@ -371,7 +380,7 @@ class NodeService:
 
     def _strike(self, owner: str) -> None:
         """Garbage came; where a machine carries it for others, it is not known who made it."""
-        if OwnerClass.of(owner) is not OwnerClass.CARRIER:
+        if OwnerClass.of(who_erred(owner)) is not OwnerClass.CARRIER:
             self._admission.strike(owner)
 
     def _first(self, part: bytes, address: str) -> Attach:

@@ -16,6 +16,7 @@ from swarm.base.tasks import TaskScope
 from swarm.protocol import wire
 from swarm.protocol.manifest import Manifest
 from swarm.protocol.messages import Show, Shown, ShowReply
+from swarm.trust.receipt import opened
 
 MODEL: Final = "canopy-model"
 """Metadata of a call that is about one of several models: its fingerprint."""
@@ -52,6 +53,15 @@ class ServedSpans:
         """What was signed of a session that is over."""
         found = (table.settled.sealed(session) for table in self._tables.values())
         return next((sealed for sealed in found if sealed is not None), None)
+
+    def receipt(self, sealed: bytes) -> None:
+        """Take what a client signed for, with the model that it names.
+
+        Raises:
+            RemoteProtocolError: the session is not of this node, or did not compute so much here.
+        """
+        receipt = opened(sealed)
+        self.table(receipt.fingerprint).take_receipt(receipt, sealed)
 
     def show(self, asked: Show) -> ShowReply:
         """Leaves or rows of a session that was settled, whether or not it is over."""

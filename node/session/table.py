@@ -23,6 +23,7 @@ from node.session.admission import (
 from node.session.context import NodeContext
 from node.session.counters import NodeCounters
 from node.session.hop_session import HopSession
+from node.session.receipts import PASS_S
 from node.session.refute import Refuter
 from node.session.settle import SettledTexts
 from node.session.upstreams import UpstreamStream, sender_of
@@ -35,9 +36,11 @@ from swarm.base.tasks import TaskScope
 from swarm.base.version import VERSION
 from swarm.compute.kv_cache import KvLayout
 from swarm.compute.kv_pool import KEPT_S, KvPool
+from swarm.link.link import send_receipt
 from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.limits import BLOCK_TOKENS
 from swarm.protocol.messages import Attach, Border, Credits, NodeInfo, Open
+from swarm.trust.receipt import Receipt
 
 logger = logging.getLogger(__name__)
 
@@ -396,7 +399,8 @@ class SessionTable:
         if attach.index == 0:
             attach = replace(attach, payer=self.admission.payer_tag(address))
         if hop is None:
-            hop = self._reserve(attach, owner_of(address, attach, caller, self.admission.preferred))
+            owners = self.admission.preferred, self.admission.contributors
+            hop = self._reserve(attach, owner_of(address, attach, caller, *owners))
             hop.attach(upstream, attach, sender)
             self._scope.spawn(self._run(attach.session, hop))
             arrived = self._awaited.pop(attach.session, None)
@@ -405,6 +409,16 @@ class SessionTable:
         else:
             hop.attach(upstream, attach, sender)
         return hop
+
+    def take_receipt(self, receipt: Receipt, sealed: bytes) -> None:
+        """Take what a session's client signed for (S7), and let the machine behind it hear of it.
+
+        Raises:
+            RemoteProtocolError: this node did not compute so much of it.
+        """
+        claim = self._context.receipts.take(receipt, sealed)
+        if claim is not None and (channel := claim.next_channel()) is not None:
+            self._scope.spawn(send_receipt(channel, sealed, PASS_S))
 
     def info(self) -> NodeInfo:
         """What this node serves, how much room it has and what it has done."""

@@ -25,6 +25,7 @@ from swarm.base.errors import IdentityError
 from swarm.base.files import create_file, replace_file, why_unusable
 from swarm.base.ids import SWARM_ID_BYTES, PeerId, SwarmId, as_swarm_id
 from swarm.protocol.peer_keys import is_usual, peer_id_of, unwrap_key, wrap_key
+from swarm.protocol.succession import seal_succession
 
 _SWARM_FILE_BYTES: Final = 64
 
@@ -63,6 +64,21 @@ def forget_swarm(identity: Path, swarm: SwarmId) -> None:
 
 
 _MAX_FILE_BYTES = 16_384
+MAX_SUCCESSIONS: Final = 3
+
+
+def succession_file(identity: Path) -> Path:
+    """Beside an identity's file: what keys that it held before signed of those that took their places."""
+    return identity.with_suffix(".succession")
+
+
+def kept_successions(identity: Path | None) -> tuple[bytes, ...]:
+    """The newest successions of an identity's file, oldest first; none where they cannot be read."""
+    try:
+        raw = b"" if identity is None else succession_file(identity).read_bytes()[: 2 * _MAX_FILE_BYTES]
+        return tuple(bytes.fromhex(line) for line in raw.decode("ascii").split())[-MAX_SUCCESSIONS:]
+    except (OSError, ValueError):
+        return ()
 
 
 def default_identity_path() -> Path:
@@ -130,6 +146,27 @@ class Identity:
         )
         with suppress(FileExistsError):
             create_file(path, wrap_key(der), mode=0o400)
+
+    def rotate(self) -> Identity:
+        """Make a new key and put it in this one's file; this one signs that, and stays beside it under its peer id.
+
+        Raises:
+            IdentityError: a program runs under this identity, or the files cannot be written; the key is as it was.
+        """
+        assert self.path is not None, "it was read from a file"
+        heir = Identity.ephemeral()
+        old, drafted = self.path.with_suffix(f".{self.peer_id}"), self.path.with_suffix(f".{heir.peer_id}")
+        sealed = seal_succession(self.public_key, self.sign, heir.peer_id)
+        lines = [one.hex() for one in (*kept_successions(self.path), sealed)][-MAX_SUCCESSIONS:]
+        with self.lock():
+            try:
+                heir.save(drafted)
+                self.save(old)
+                replace_file(succession_file(self.path), "\n".join(lines).encode(), is_durable=True)
+                drafted.replace(self.path)
+            except OSError as error:
+                raise _unusable(self.path, error) from error
+        return Identity.load_or_create(self.path)
 
     @cached_property
     def public_key(self) -> bytes:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import grpc.aio
+
 from swarm.link.successor import SessionLink, SuccessorLink
 from swarm.protocol.authority import replica_of
 from swarm.protocol.messages import Attach, Hedge, RouteHop, SweepFrame
@@ -59,6 +61,11 @@ class HedgedLink:
     def rtt_ms(self) -> float:
         """Round trip to the machine that stands in the route: the shortest that was measured lately."""
         return self._first.rtt_ms
+
+    @property
+    def channel(self) -> grpc.aio.Channel | None:
+        """Leads to the machine that stands in the route; None before it is dialled."""
+        return self._first.channel
 
     @property
     def delivered(self) -> int | None:

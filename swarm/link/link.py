@@ -28,10 +28,11 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
+import grpc
 import grpc.aio
 import msgpack
 
@@ -259,6 +260,13 @@ def introduce(
     made = Introduction(signer.public_key, b"", secrets.token_bytes(NONCE_BYTES), round(clock() * 1e3))
     signature = signer.sign(made.signed(endpoint.peer, endpoint.digest, method, subject))
     return ((KEY, made.public_key), (SIGNATURE, signature), (NONCE, made.nonce + made.time_ms.to_bytes(TIME_BYTES)))
+
+
+async def send_receipt(channel: grpc.aio.Channel, sealed: bytes, timeout_s: float) -> None:
+    """Tell the machine that comes next of a client's receipt (S7); one of a release that knows none takes no harm."""
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.RECEIPT)
+    with suppress(grpc.RpcError, grpc.aio.BaseError):
+        await call(sealed, timeout=timeout_s)
 
 
 def introduction_in(metadata: Iterable[tuple[str, str | bytes]]) -> Introduction:

@@ -67,6 +67,10 @@ class SessionLink(Protocol):
         """Round trip to the machine that stands in the route: the shortest that was measured lately."""
 
     @property
+    def channel(self) -> grpc.aio.Channel | None:
+        """Leads to the machine that stands in the route; None before it is dialled."""
+
+    @property
     def delivered(self) -> int | None:
         """The last sequence that the successor has; None while it is attached, or waits for a replay."""
 
@@ -186,6 +190,11 @@ class SuccessorLink:
     def is_sending(self) -> bool:
         stream = self._stream
         return stream is None or stream.link is None or not stream.is_synced or stream.link.is_sending
+
+    @property
+    def channel(self) -> grpc.aio.Channel | None:
+        """Leads to the successor; None before it is dialled."""
+        return None if self._stream is None else self._stream.channel
 
     @property
     def hop(self) -> RouteHop | None:

@@ -8,6 +8,7 @@ and for both replicas of a hedged one. Hops pass it on as it is and find their o
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
@@ -19,10 +20,12 @@ from swarm.base.errors import RemoteProtocolError
 from swarm.base.ids import PeerId, SessionId
 from swarm.base.layers import Span
 from swarm.protocol.limits import SESSION_BYTES, SESSION_KEY_BYTES
-from swarm.protocol.messages import Attach, Reroute, RouteHop
+from swarm.protocol.messages import Attach, OwnerProof, Reroute, RouteHop
+from swarm.protocol.peer_keys import peer_id_of, verify
 
 _NAME = b"canopy-session\n"
 _ROUTE = b"canopy-route\n"
+_OWNER = b"canopy-owner\n"
 
 
 class SessionKey:
@@ -84,6 +87,25 @@ def check_command(session: SessionId, message: Attach | Reroute) -> None:
         raise RemoteProtocolError("session_key", "is not the key that the session is named after")
     if not is_signed(key, _signed(session, message), message.signature):
         raise RemoteProtocolError("signature", "the session's client did not sign this route")
+
+
+def prove_owner(session: SessionId, public_key: bytes, sign: Callable[[bytes], bytes]) -> OwnerProof:
+    """Have an identity say that a session is its own (R18).
+
+    Args:
+        public_key: of the identity, as libp2p encodes it.
+        sign: with the identity.
+    """
+    return OwnerProof(public_key, sign(_OWNER + session))
+
+
+def proven_owner(message: Attach) -> PeerId | None:
+    """The identity whose session it is; None where it does not say, or where that identity did not sign it."""
+    proof = message.owner
+    if proof is None:
+        return None
+    peer = peer_id_of(proof.public_key)
+    return peer if verify(peer, proof.public_key, _OWNER + message.session, proof.signature) else None
 
 
 def place_in(message: Attach | Reroute, peer: PeerId, span: Span | None = None) -> int | None:

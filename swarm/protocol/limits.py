@@ -75,6 +75,10 @@ HASH_BYTES = 32
 """A leaf, a commitment, or the head of a chain of them."""
 MAX_SETTLED_BYTES = 64 << 10
 """What a hop signs of a session when it settles, with its keys."""
+MAX_RECEIPT_BYTES = 4_096
+"""A receipt, sealed (S7)."""
+MAX_SUCCESSION_BYTES = 1_536
+"""What an old key signs of the one that takes its place, with both keys' names."""
 MAX_SHOWN_NODES = 4_096
 """Nodes whose rows one question asks for."""
 SHOWN_BYTES = 1 << 20

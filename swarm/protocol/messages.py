@@ -20,6 +20,7 @@ from swarm.protocol.limits import (
     MAX_BORDERS,
     MAX_HOLD_S,
     MAX_HOPS,
+    MAX_KEY_BYTES,
     MAX_LAYERS,
     MAX_RECORD_BYTES,
     MAX_SETTLED_BYTES,
@@ -340,6 +341,19 @@ class Hedge:
     replica: PeerName
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerProof:
+    """That an identity owns a session (R18): it signed the session's name, which nobody else can use.
+
+    Attributes:
+        public_key: the identity's, as libp2p encodes it.
+        signature: the identity's.
+    """
+
+    public_key: Annotated[bytes, Size(MAX_KEY_BYTES, 1)]
+    signature: Annotated[bytes, Size(MAX_SIGNATURE_BYTES, 1)]
+
+
 RouteHops = Annotated[tuple[RouteHop, ...], Size(MAX_HOPS, 1)]
 Records = Annotated[tuple[Annotated[bytes, Size(MAX_RECORD_BYTES)], ...], Size(MAX_HOPS + 1)]
 
@@ -356,9 +370,10 @@ class Attach:
         open: what to reserve.
         hedge: the hop with a replica, None without.
         records: signed records of machines of the route, so that no hop asks the directory where the next one is.
-        signature: of the session's key, over all of this but `index`, `ticket` and `payer` (R14).
+        signature: of the session's key, over all of this but `index`, `ticket`, `payer` and `owner` (R14).
         ticket: by which a full machine knows again who asks anew (P16); empty: by the session's name.
         payer: whose session it is, in hop 0's words, which name nobody to others (F3); empty where it does not say.
+        owner: whose session it is by name, where its client says so.
     """
 
     session: SessionName
@@ -371,6 +386,7 @@ class Attach:
     signature: Signature = b""
     ticket: Annotated[bytes, Size(TICKET_BYTES)] = b""
     payer: Annotated[bytes, Size(TICKET_BYTES)] = b""
+    owner: OwnerProof | None = None
 
     def check(self) -> None:
         """Refuse a receiver, a replica or records that are not the route's."""

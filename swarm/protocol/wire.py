@@ -90,6 +90,8 @@ SHOW: Final = f"/{SERVICE}/Show"
 """Unary: `decode_show`, `decode_shown`."""
 REPORT: Final = f"/{SERVICE}/Report"
 """Stream of raw bytes, pieces of hop evidence (`swarm.trust.hop_evidence`); the answer is empty bytes (S6)."""
+RECEIPT: Final = f"/{SERVICE}/Receipt"
+"""Unary: the request is what `swarm.trust.receipt` seals, the answer is empty (S7)."""
 
 CODECS: Final[dict[Codec, int]] = {codec: pb.Codec.Value(f"CODEC_{codec.name}") for codec in Codec}
 LENGTH_DELIMITED = 2  # protobuf's wire type of a `bytes` field

@@ -2,7 +2,7 @@
 
 Per peer and model the guard keeps one connection's nonce and the last `seq` of each kind of message in it:
     a status is accepted with a greater `seq` of the same nonce, or with another nonce and a later signature;
-    metrics and events are accepted in the nonce of the last accepted status only, in rising order;
+    metrics, events and receipts are accepted in the nonce of the last accepted status only, in rising order;
     a will is accepted for that nonce only, once, whatever its age.
 So no message can be replayed, and a message that is rejected changes nothing. Memory is bounded, in peers and for each
 of them.
@@ -24,6 +24,7 @@ from swarm.status.messages import (
     Event,
     MessageKind,
     Metrics,
+    Receipts,
     Signed,
     Status,
     TelemetryError,
@@ -178,7 +179,7 @@ class TelemetryGuard:
                 reason = self._status(signed, status, retained, now)
             case Will() as will:
                 reason = self._will(signed, will)
-            case (Metrics() | Event()) as transient:
+            case (Metrics() | Event() | Receipts()) as transient:
                 reason = self._transient(signed, transient, retained, now)
         if reason is not None:
             return self._reject(reason, signed)
@@ -217,7 +218,7 @@ class TelemetryGuard:
         known.ended = True
         return None
 
-    def _transient(self, signed: Signed, body: Metrics | Event, retained: bool, now: float) -> Reason | None:
+    def _transient(self, signed: Signed, body: Metrics | Event | Receipts, retained: bool, now: float) -> Reason | None:
         known = self._known.get((signed.peer, signed.fingerprint))
         reason = Reason.REPLAYED if retained else _stale(known, body, now)  # no node has brokers retain these
         reason = reason or _untimely(body, retained, now)
@@ -252,7 +253,7 @@ class TelemetryGuard:
             del self._models[key[0]]
 
 
-def _stale(known: _PeerState | None, body: Status | Metrics | Event, now: float) -> Reason | None:
+def _stale(known: _PeerState | None, body: Status | Metrics | Event | Receipts, now: float) -> Reason | None:
     """Why a message is not newer than what was accepted; None where it is.
 
     A time further ahead than any message may have was accepted before this clock was set back: it forbids nothing.
@@ -267,7 +268,7 @@ def _stale(known: _PeerState | None, body: Status | Metrics | Event, now: float)
     return Reason.REPLAYED if body.stamp.seq < newest else None
 
 
-def _untimely(body: Status | Metrics | Event, retained: bool, now: float) -> Reason | None:
+def _untimely(body: Status | Metrics | Event | Receipts, retained: bool, now: float) -> Reason | None:
     """Why a message's time is too far from now; None where it is not."""
     age_s = now - body.stamp.at
     if isinstance(body, Status) and retained:

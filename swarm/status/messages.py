@@ -21,7 +21,13 @@ from swarm.base.ids import PeerId, is_model_name
 from swarm.base.layers import Span
 from swarm.directory.identity import Identity
 from swarm.directory.node_record import MAX_SPEEDS
-from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_SWEEP_ROWS
+from swarm.protocol.limits import (
+    MAX_COUNT,
+    MAX_LAYERS,
+    MAX_RECEIPT_BYTES,
+    MAX_SUCCESSION_BYTES,
+    MAX_SWEEP_ROWS,
+)
 from swarm.protocol.peer_keys import is_peer_id, verify
 
 MAX_PAYLOAD_BYTES: Final = 8_192
@@ -38,6 +44,11 @@ STATUS_S: Final = 60.0
 """Interval between two statuses of a node."""
 METRICS_S: Final = 5.0
 """Interval between two metrics of a node."""
+MAX_RECEIPTS: Final = 64
+"""Receipts of one message."""
+RECEIPTS_BYTES: Final = 4_600
+"""What they take before they are written as text, so that `MAX_PAYLOAD_BYTES` holds them under any key."""
+MAX_SUCCESSIONS: Final = 3
 DEFAULT_PREFIX: Final = "canopy"
 WholeCount = Annotated[int, Within(0, MAX_COUNT)]
 TimeS = Annotated[float, Within(0.0, 1e11)]
@@ -61,6 +72,7 @@ class MessageKind(enum.StrEnum):
     STATUS = "status"
     METRICS = "metrics"
     EVENTS = "events"
+    RECEIPTS = "receipts"
 
 
 class Presence(enum.StrEnum):
@@ -202,6 +214,7 @@ class Metrics:
         device_memory_bytes: in use on the device; None where it is unknown.
         device_temperature_c: None where it is unknown.
         preferred_sessions: sessions whose owners its operator prefers; None from older nodes.
+        contributor_sessions: sessions of proven contributors (0097); None from older nodes.
     """
 
     stamp: Stamped
@@ -225,6 +238,7 @@ class Metrics:
     device_memory_bytes: WholeCount | None = None
     device_temperature_c: Annotated[float, Within(-273.15, 1_000.0)] | None = None
     preferred_sessions: WholeCount | None = None
+    contributor_sessions: WholeCount | None = None
 
     def check(self) -> None:
         """Refuse more room than there is.
@@ -287,13 +301,29 @@ class Event:
             raise Broken("refuted", f"does not belong to {self.event.value}")
 
 
-Body = Status | Will | Metrics | Event
+@dataclass(frozen=True, slots=True)
+class Receipts:
+    """What clients signed for at a node (S7), since its last such message.
+
+    Attributes:
+        stamp: its place among the node's messages.
+        receipts: as the clients sealed them (`swarm.trust.receipt`).
+        successions: of keys that this node had before (`swarm.protocol.succession`).
+    """
+
+    stamp: Stamped
+    receipts: Annotated[tuple[Annotated[bytes, Size(MAX_RECEIPT_BYTES, 1)], ...], Size(MAX_RECEIPTS)] = ()
+    successions: Annotated[tuple[Annotated[bytes, Size(MAX_SUCCESSION_BYTES, 1)], ...], Size(MAX_SUCCESSIONS)] = ()
+
+
+Body = Status | Will | Metrics | Event | Receipts
 KINDS: Final[Mapping[str, tuple[MessageKind, type[Body]]]] = {
     "birth": (MessageKind.STATUS, Status),
     "status": (MessageKind.STATUS, Status),
     "will": (MessageKind.STATUS, Will),
     "metrics": (MessageKind.METRICS, Metrics),
     "event": (MessageKind.EVENTS, Event),
+    "receipts": (MessageKind.RECEIPTS, Receipts),
 }
 """Each kind of message: the last level of its topic, and its declaration."""
 _FORMS: Final = {body: JsonForm(body, TelemetryError, "body") for _, body in KINDS.values()}

@@ -15,7 +15,7 @@ import urllib.request
 from node.life.publisher import Address, Outbox, TelemetryPublisher
 from swarm.directory.identity import Identity
 from swarm.link.broker_address import parse_broker
-from swarm.status.messages import Metrics, Presence, Stamp, Status
+from swarm.status.messages import Metrics, Presence, Receipts, Stamp, Status
 from tests.telemetry_messages import FINGERPRINT, metrics, status
 
 
@@ -28,6 +28,12 @@ class FixedReporter:
 
     def metrics(self, stamp: Stamp) -> Metrics:
         return metrics(stamp.at, stamp.seq, stamp.nonce)
+
+    def receipts(self, stamp: Stamp, *, is_first: bool) -> None:
+        return None
+
+    def published(self, receipts: Receipts) -> None:
+        raise AssertionError("it has none")
 
 
 async def publish(url: str) -> None:

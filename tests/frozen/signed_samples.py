@@ -14,17 +14,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from swarm.base.ids import ModelIdentity, PeerId, SwarmId
 from swarm.base.layers import Span
 from swarm.directory.identity import Identity
 from swarm.directory.model_pointer import ModelPointer, open_pointer, seal_pointer
 from swarm.directory.node_record import NodeRecord, NodeState, Reach, open_sealed, seal, unseal
+from swarm.protocol.authority import SessionKey
+from swarm.protocol.messages import RouteHop
+from swarm.protocol.succession import seal_succession
 from swarm.status.messages import (
     Body,
     Event,
     EventKind,
     Metrics,
     Presence,
+    Receipts,
     RefutedPart,
     ServedModel,
     Stamp,
@@ -35,6 +41,8 @@ from swarm.status.messages import (
     seal_body,
     topic_of,
 )
+from swarm.trust.receipt import Receipt
+from swarm.trust.receipt import seal as seal_receipt
 from tests.frozen.reading import NOW, releases
 
 FILE: Final = Path(__file__).parent / "signed.json"
@@ -126,6 +134,11 @@ def bodies() -> Iterator[tuple[str, Body]]:
     )
     part = RefutedPart(OTHER, Span(4, 8), "cpu-float32", "rows", (0, BIG), 1e9, 1e-5, "e5" * 32)
     yield "refuted part", Event(late, EventKind.REFUTED, "it differs", part)
+    key = SessionKey(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
+    hops = (RouteHop(signer().peer_id, Span(0, 20)), RouteHop(OTHER, Span(20, 40)))
+    receipt = Receipt(key.public_key, MODEL.fingerprint, hops, 7, BIG, int(NOW) - 60, int(NOW))
+    succession = seal_succession(signer().public_key, signer().sign, OTHER)
+    yield "receipts", Receipts(late, (seal_receipt(receipt, key),), (succession,))
     for kind in EventKind:
         yield f"event {kind}", Event(late, kind, 'layers 0…3 of 12 \\ "<b>')
 

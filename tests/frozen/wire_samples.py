@@ -41,6 +41,7 @@ from swarm.protocol.messages import (
     HopTime,
     NodeInfo,
     Open,
+    OwnerProof,
     Ping,
     Pong,
     Ready,
@@ -248,6 +249,8 @@ def _structure() -> Iterator[Attach | Reroute | SweepFrame | Snapshot]:
         yield replace(
             snapshot, tokens=(), sampling=Sampling(), headers=tuple(one.structure() for one in snapshot.headers)
         )
+    owned = Attach(SESSION, 1, ROUTE, 1, next(_opens()), signature=b"\x01" * 64, ticket=b"t", payer=b"p" * 16)
+    yield replace(owned, owner=OwnerProof(b"k" * 1_024, b"s" * 512))
 
 
 def main() -> None:

@@ -102,6 +102,7 @@ def _table(status: LocalStatus, today: date) -> Iterator[str]:
     yield f"  {'given':<14}{'today':>17}{'this run':>17}{'ever':>17}"
     rows: tuple[tuple[str, Callable[[Given], str]], ...] = (
         ("tokens", lambda given: f"{given.tokens:,.0f}"),
+        ("signed for", lambda given: f"{given.signed:,.0f}"),
         ("sweeps", lambda given: f"{given.sweeps:,.0f}"),
         ("sent", lambda given: _bytes(given.sent_bytes)),
         ("time serving", lambda given: duration(given.serving_s)),

@@ -44,6 +44,8 @@ class Given:
     paused_s: float = 0
     """Time in which it paused."""
     pauses: float = 0
+    signed: float = 0
+    """Layer-tokens that clients signed for."""
 
     def plus(self, other: Given) -> Given:
         """Both together."""

@@ -199,7 +199,7 @@ class TopicAcl(BaseTopicPlugin):  # type: ignore[misc]  # amqtt has no types
 
     def __init__(self, context: BaseContext) -> None:
         super().__init__(context)
-        below = r"/v[0-9]+/[0-9a-f]{8,128}/[1-9A-HJ-NP-Za-km-z]{40,64}/(status|metrics|events)"
+        below = r"/v[0-9]+/[0-9a-f]{8,128}/[1-9A-HJ-NP-Za-km-z]{40,64}/(status|metrics|events|receipts)"
         self._published = re.compile(re.escape(self.config.prefix) + below)
 
     async def topic_filtering(

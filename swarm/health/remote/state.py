@@ -84,6 +84,7 @@ class NodeShown(_StateModel):
     kv_total: int | None = None
     sessions: int | None = None
     preferred_sessions: int | None = None
+    contributor_sessions: int | None = None
     probed_ms: float | None = None
     agrees: bool | None = None
     named: bool = False
@@ -159,6 +160,15 @@ class EventShown(_StateModel):
     text: SafeText
 
 
+class ContributorShown(_StateModel):
+    """A peer for which clients signed."""
+
+    short: SafeText
+    name: SafeText | None = None
+    layer_tokens: int
+    share: float
+
+
 class State(_StateModel):
     v: int
     at: float
@@ -168,6 +178,7 @@ class State(_StateModel):
     models: tuple[ModelShown, ...]
     alerts: tuple[AlertShown, ...] = ()
     events: tuple[EventShown, ...] = ()
+    contributors: tuple[ContributorShown, ...] = ()
 
 
 def read_state(text: str | bytes) -> State:

@@ -17,16 +17,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from swarm.base.errors import RemoteProtocolError
 from swarm.base.ids import PeerId
 from swarm.directory.node_record import MAX_REFUTED, REFUTED_S, NodeRecord
 from swarm.directory.registry import RECORD_TTL_S
-from swarm.health.state.contributions import ContributionBook, TotalsBook
+from swarm.health.state.contributions import ContributionBook, TotalsBook, tokens_per_s
 from swarm.health.state.model_slots import ModelSlots
 from swarm.health.state.node import Condition, EvidenceSource, NodeView, RefutedBy, SwarmEvent
+from swarm.protocol.succession import opened_succession
 from swarm.status.guard import MAX_SKEW_S
-from swarm.status.messages import Body, Event, Metrics, Presence, ServedModel, Status, Will
+from swarm.status.messages import Body, Event, Metrics, Presence, Receipts, ServedModel, Status, Will
+from swarm.trust.receipt import Receipt, opened
 
 FRESH_S = 16.0
 """How long telemetry counts after it came: three metrics messages may be lost."""
@@ -163,13 +167,16 @@ class Knowledge:
         match body:
             case Status():
                 self._status(evidence, body, now)
+                self.contributions.name(peer, body.name, now)
             case Will():
                 if evidence.gone_at is None and evidence.silent_since is None and evidence.status is not None:
                     self.add_event(SwarmEvent(now, fingerprint, peer, "offline", "its connection broke"))
                 evidence.gone_at = now
                 self.version += 1
             case Metrics():
-                self._metrics(peer, evidence, body, now)
+                self._metrics(evidence, body, now)
+            case Receipts():
+                self._receipts(peer, fingerprint, body, now)
             case Event():
                 if body.refuted is not None:
                     evidence.found_wrong.pop(body.refuted.peer, None)
@@ -324,7 +331,30 @@ class Knowledge:
         if before is None or (before.state, before.span, was_gone) != (status.state, status.span, evidence.gone_at):
             self.version += 1
 
-    def _metrics(self, peer: PeerId, evidence: _NodeEvidence, metrics: Metrics, now: float) -> None:
+    def _receipts(self, peer: PeerId, fingerprint: str, body: Receipts, now: float) -> None:
+        """Take in what a node shows; what is not signed as it should be says nothing, and harms nobody else."""
+        for sealed in body.successions:
+            with suppress(RemoteProtocolError):
+                old, new = opened_succession(sealed)
+                if new == peer:
+                    self.contributions.succeed(old, new)
+        for sealed in body.receipts:
+            with suppress(RemoteProtocolError):
+                receipt = opened(sealed)
+                if receipt.fingerprint == fingerprint:
+                    self.contributions.show(peer, receipt, self._ability, now)
+
+    def _ability(self, peer: PeerId, receipt: Receipt) -> float:
+        """Layer-tokens per second that a machine of a receipt can do: none while its answers differ from others'."""
+        evidence, hop = self._evidence.get(receipt.fingerprint, {}).get(peer), receipt.hop_of(peer)
+        if evidence is None or evidence.status is None or hop is None or evidence.agrees is False:
+            return 0.0
+        status = evidence.status
+        if status.model.num_layers != receipt.num_layers or not status.span.contains(hop.span):
+            return 0.0
+        return tokens_per_s(evidence.probed_ms) * len(status.span)
+
+    def _metrics(self, evidence: _NodeEvidence, metrics: Metrics, now: float) -> None:
         before = evidence.metrics
         self.version += evidence.silent_since is not None
         evidence.mark_heard()
@@ -337,8 +367,6 @@ class Knowledge:
         if evidence.status is not None:
             self.totals.add(evidence.status, before, metrics, now - evidence.metrics_at)
         evidence.metrics, evidence.metrics_at = metrics, now
-        if evidence.status is not None:
-            self.contributions.add(peer, evidence.status, metrics, now)
 
 
 def _said(peers: Mapping[PeerId, _NodeEvidence], now: float) -> dict[PeerId, list[RefutedBy]]:
@@ -418,6 +446,7 @@ def _node(peer: PeerId, model: ServedModel, evidence: _NodeEvidence, now: float,
         path=None if status is None else status.path,
         sessions=load.sessions if isinstance(load, Metrics) else None,
         preferred_sessions=load.preferred_sessions if isinstance(load, Metrics) else None,
+        contributor_sessions=load.contributor_sessions if isinstance(load, Metrics) else None,
     )
 
 

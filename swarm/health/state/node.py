@@ -69,6 +69,7 @@ class NodeView:
         kv_tokens_total: KV tokens for all sessions together.
         sessions: open ones; None where it does not say.
         preferred_sessions: those of them whose owners its operator prefers.
+        contributor_sessions: those of them of proven contributors.
         sweeps_per_s: between its last two metrics messages.
         layer_tokens: committed tokens times layers, in this run.
         sweep_ms: (tree nodes, ms per sweep), as it reports them.
@@ -109,6 +110,7 @@ class NodeView:
     path: str | None = None
     sessions: int | None = None
     preferred_sessions: int | None = None
+    contributor_sessions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,6 +217,7 @@ def _node(node: NodeView) -> dict[str, Any]:
         "kv_total": node.kv_tokens_total,
         "sessions": node.sessions,
         "preferred_sessions": node.preferred_sessions,
+        "contributor_sessions": node.contributor_sessions,
         "sweeps_per_s": None if node.sweeps_per_s is None else round(node.sweeps_per_s, 2),
         "layer_tokens": node.layer_tokens,
         "claimed_ms": [[nodes, round(ms, 2)] for nodes, ms in node.sweep_ms],

@@ -119,6 +119,7 @@ def line(*parts: str | tuple[str, str]) -> Text:
 
 
 MAX_PER_LAYER: Final = 8
+MAX_CONTRIBUTORS: Final = 5
 LABEL: Final = 16
 GAP: Final = "╎"
 TICK_CELLS: Final = 6
@@ -229,8 +230,9 @@ def _free(node: NodeShown) -> str | None:
 
 
 def _sessions(node: NodeShown) -> str | None:
-    preferred = f" ({node.preferred_sessions} preferred)" if node.preferred_sessions else ""
-    return None if node.sessions is None else f"{node.sessions}{preferred}"
+    counts = (("preferred", node.preferred_sessions), ("contributors'", node.contributor_sessions))
+    first = ", ".join(f"{count} {name}" for name, count in counts if count)
+    return None if node.sessions is None else f"{node.sessions} ({first})" if first else f"{node.sessions}"
 
 
 def _work(node: NodeShown) -> str | None:
@@ -394,6 +396,11 @@ def journal(state: State, now: float) -> list[Text]:
         found.append(line((begins, sign.style), alert.text, (f"  for {duration(now - alert.since)}", "dim")))
     if not state.alerts:
         found.append(line("nothing is wrong that this service knows of"))
+    if state.contributors:
+        found += [line(), line(("Contributors", "bold"), (" by layer-tokens that clients signed for", "dim"))]
+    for one in state.contributors[:MAX_CONTRIBUTORS]:
+        amount = f"{compact(one.layer_tokens):>7} {percent(one.share):>6} "
+        found.append(line((amount, "dim"), one.name or one.short))
     found += [line(), line(("Events", "bold"))]
     for event in state.events:
         who = f"{event.short} " if event.short else ""

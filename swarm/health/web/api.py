@@ -69,6 +69,11 @@ def _add_api(app: FastAPI, publisher: StatePublisher, points: Points) -> None:
             return Response(publisher.packed, headers=headers, media_type="application/json")
         return Response(publisher.json, headers={**_NO_STORE, "vary": "accept-encoding"}, media_type="application/json")
 
+    @_read(app, "/api/v1/contributors", "Who contributed most")
+    async def contributors(request: Request) -> Response:
+        """The contributors of the state alone, for nodes that prefer them."""
+        return _json({"v": 1, "contributors": publisher.state.get("contributors", [])})
+
     @_read(app, "/api/v1/history", "How a model fared")
     async def history(
         model: Annotated[str, Query(pattern="^[0-9a-f]{8,128}$", description="the model's fingerprint")],

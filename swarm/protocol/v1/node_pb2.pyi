@@ -1055,6 +1055,7 @@ class Attach(_message.Message):
     SIGNATURE_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     PAYER_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """The first 16 bytes of SHA-256("canopy-session\\n" ‖ open.session_key): the session's name."""
     generation: _builtins.int
@@ -1090,6 +1091,12 @@ class Attach(_message.Message):
     def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Signed records of machines of the route, at most 257 of 4,096 bytes each: where they listen."""
 
+    @_builtins.property
+    def owner(self) -> Global___OwnerProof:
+        """Whose session it is, where its client says so; absent: nobody's by name. Not signed by the session's key: who leaves
+        it out takes nothing but priority away.
+        """
+
     def __init__(
         self,
         *,
@@ -1103,14 +1110,41 @@ class Attach(_message.Message):
         signature: _builtins.bytes = ...,
         ticket: _builtins.bytes = ...,
         payer: _builtins.bytes = ...,
+        owner: Global___OwnerProof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hedge", b"hedge", "open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hedge", b"hedge", "open", b"open", "owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "index", b"index", "open", b"open", "payer", b"payer", "records", b"records", "route", b"route", "session", b"session", "signature", b"signature", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "index", b"index", "open", b"open", "owner", b"owner", "payer", b"payer", "records", b"records", "route", b"route", "session", b"session", "signature", b"signature", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attach: _TypeAlias = Attach  # noqa: Y015
+
+@_typing.final
+class OwnerProof(_message.Message):
+    """That an identity owns a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    public_key: _builtins.bytes
+    """Of the identity, as libp2p encodes it, at most 1,024 bytes."""
+    signature: _builtins.bytes
+    """The identity's, at most 512 bytes: over "canopy-owner\\n" and the session's name."""
+    def __init__(
+        self,
+        *,
+        public_key: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["public_key", b"public_key", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnerProof: _TypeAlias = OwnerProof  # noqa: Y015
 
 @_typing.final
 class Hedge(_message.Message):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from client.dialogue import rendering
-from node.life import connection_guard, span_host
+from node.life import connection_guard, contributors, span_host
 from node.life.reach import circuits, punch, standing
-from node.session import admission, context, hop_session, service, settle, table, waiting
+from node.session import admission, context, hop_session, receipts, service, settle, table, waiting
 from swarm.base import logs, quota
 from swarm.base.workers import WorkLease
 from swarm.compute import grammars, kv_pool
@@ -27,6 +27,7 @@ from swarm.reach.paths import call_back, hole, local_dialler, way
 from swarm.reach.paths import punch as punching
 from swarm.reach.relay import openings, server
 from swarm.reach.relay.visits import RelayLimits
+from swarm.trust import receipt
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
 SERVER = {name.rpartition(".")[2]: int(value) for name, value in SERVER_OPTIONS}
@@ -66,7 +67,7 @@ NODE = {
     f"which no crowd can use up; then {rate(admission.OPENED)}; {n(RATES[admission.OPENED].total)}/s in all",
     "new routes of an address's sessions": rate(admission.REROUTED),
     "faults that a machine reports": f"{n(successor.MAX_FAULTS)} in one generation of a session; then it is left",
-    "Hello, Info, Hold": rate(admission.CALLS),
+    "Hello, Info, Hold, receipts": rate(admission.CALLS),
     "lists of weight files": f"{n(RATES[admission.MANIFESTS].burst)} at once, then one in "
     f"{n(1 / RATES[admission.MANIFESTS].per_key)} s; {n(RATES[admission.MANIFESTS].total)}/s in all; "
     f"{n(manifest.MAX_MANIFEST_BYTES / MIB)} MiB, {n(manifest.MAX_WEIGHT_FILES)} files",
@@ -88,6 +89,12 @@ NODE = {
     "places for sessions that wait for room": f"{n(waiting.MAX_WAITING)}; {n(waiting.WAIT_S)} s each, "
     f"{n(waiting.SILENT_S)} s without a word",
     "turns, room and places of whom `--prefer` names": f"{n(admission.PREFERRED_SHARES)} × an owner's",
+    "the same of proven contributors, where `--prefer-contributors` is given": f"{contributors.LEAST_SHARES} × to "
+    f"{contributors.MOST_SHARES} × an owner's, from all its addresses together; {n(contributors.MAX_CONTRIBUTORS)} of "
+    f"them, a list of {contributors.MAX_ANSWER_BYTES // KIB} KiB, every {n(contributors.READ_S / 60)} min, "
+    "forgotten after an hour",
+    "receipts": f"{n(limits.MAX_RECEIPT_BYTES)} bytes, {receipt.MAX_RECEIPT_HOPS} machines; of sessions that are over, "
+    f"{n(receipts.CLAIM_S)} s long, {n(receipts.MAX_CLAIMS)} of them; {n(receipts.MAX_WAITING)} wait to be published",
     "head of a first message": f"{n(limits.OPENING_HEAD_BYTES / KIB)} KiB",
     "later heads": f"{n((limits.OPENING_HEAD_BYTES + limits.RULES_HEAD_BYTES) / KIB)} KiB + "
     f"{n(limits.TOKEN_HEAD_BYTES)} B per token and node + {n(limits.GUESS_HEAD_BYTES)} B per node, at most "

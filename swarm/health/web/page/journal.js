@@ -47,7 +47,7 @@ function renderAlerts(state, now) {
 
 function renderContributors(state, all) {
   const list = byId("contributors");
-  if (state.contributors.length === 0) return empty(list, "Nobody has served a token yet.");
+  if (state.contributors.length === 0) return empty(list, "No client has signed for a token yet.");
   const rows = all ? state.contributors : state.contributors.slice(0, CONTRIBUTORS);
   const highest = Math.max(...rows.map((row) => row.layer_tokens), 1);
   const create = () => el("li", { class: "contributor" },

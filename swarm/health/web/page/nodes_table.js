@@ -12,7 +12,11 @@ const free = (node) => (node.state !== "offline" && node.kv_total > 0 && node.kv
 const uptime = (node, now) => (node.state === "offline" || !node.started_at ? null : now - node.started_at);
 
 const sessions = (node) => (node.state === "offline" ? null : (node.sessions ?? null));
-const preferred = (node) => (node.preferred_sessions ? ` (${node.preferred_sessions} preferred)` : "");
+const FIRST = [["preferred_sessions", "preferred"], ["contributor_sessions", "contributors'"]];
+const preferred = (node) => {
+  const counts = FIRST.filter(([field]) => node[field]).map(([field, name]) => `${node[field]} ${name}`);
+  return counts.length ? ` (${counts.join(", ")})` : "";
+};
 
 // A card's name and how its layers run: the plain path is several times as slow as the card.
 const device = (node) => [node.device, node.path].filter(Boolean).join(" · ");

@@ -25,7 +25,7 @@ from node.life.publisher import MAX_EVENTS, Address, Outbox, PublishIntervals, T
 from swarm.base.layers import Span
 from swarm.demo import DRAFT, TARGET
 from swarm.link.broker_address import parse_broker
-from swarm.status.messages import Event, EventKind, MessageKind, Metrics, Presence, Stamp, Status, Will
+from swarm.status.messages import Event, EventKind, MessageKind, Metrics, Presence, Receipts, Stamp, Status, Will
 from tests.in_process_swarm import in_process_swarm
 from tests.net.brokers import (
     CONNACK,
@@ -51,6 +51,7 @@ class Speaker:
     state: Presence = Presence.SERVING
     lines: list[str] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)
+    waiting: list[bytes] = field(default_factory=list)
     _said: asyncio.Event = field(default_factory=asyncio.Event)
 
     def status(self, stamp: Stamp, *, is_birth: bool, leaving: bool) -> Status:
@@ -59,6 +60,12 @@ class Speaker:
 
     def metrics(self, stamp: Stamp) -> Metrics:
         return metrics(stamp.at, stamp.seq, stamp.nonce)
+
+    def receipts(self, stamp: Stamp, *, is_first: bool) -> Receipts | None:
+        return Receipts(stamp, tuple(self.waiting[:2])) if self.waiting else None
+
+    def published(self, receipts: Receipts) -> None:
+        self.waiting = [one for one in self.waiting if one not in receipts.receipts]
 
     def say(self, line: str) -> None:
         self.lines.append(line)
@@ -153,6 +160,29 @@ async def test_a_broker_that_is_down_is_told_once_and_found_when_it_comes_back(t
     told = [body.text for body in listener.accepted if isinstance(body, Event)]
     assert told == [f"number {number}" for number in range(1_000 - MAX_EVENTS, 1_000)]
     assert ["no telemetry" in line for line in speaker.lines] == [True, False]
+
+
+@needs_mosquitto
+async def test_receipts_wait_for_a_broker_that_is_down_and_leave_with_the_node(tmp_path: Path) -> None:
+    port, speaker = free_port(), Speaker()
+    sealed = [f"receipt {number}".encode() for number in range(5)]
+    speaker.waiting = sealed[:4]
+    with mosquitto(tmp_path, port):
+        async with listener_at(port) as listener, cuttable_link(port, shut=True) as wire:
+            async with publisher(speaker, f"mqtt://127.0.0.1:{wire.port}"):
+                await speaker.until_said("no telemetry")
+                wire.shut = False
+                await listener.until(lambda body: isinstance(body, Receipts) and sealed[3] in body.receipts)
+                speaker.waiting.append(sealed[4])
+            await listener.until(lambda body: isinstance(body, Status) and body.state is Presence.LEFT)
+    assert [body.receipts for body in listener.accepted if isinstance(body, Receipts)] == [
+        tuple(sealed[:2]),
+        tuple(sealed[2:4]),
+        tuple(sealed[4:]),
+    ]
+    assert {(message.qos, message.retain) for message in listener.raw if message.topic.value.endswith("receipts")} == {
+        (1, False)
+    }
 
 
 BABBLE = b"\x30\x0a\x00\x04junkdata" * 500
@@ -273,6 +303,8 @@ async def test_whole_nodes_tell_what_they_do_and_nothing_of_where_they_are(
                 await swarm.generate("It", max_new_tokens=6, nodes=4)
             for _ in here.nodes:
                 await listener.until(lambda body: isinstance(body, Metrics) and body.tokens > 0 and body.sessions == 0)
+            shown = [await listener.until(lambda body: isinstance(body, Receipts)) for _ in here.nodes]
+            assert all(isinstance(body, Receipts) and body.receipts for body in shown)
             statuses = [body for body in listener.accepted if isinstance(body, Status)]
             assert {(body.span.start, body.state) for body in statuses} >= {
                 (0, Presence.SERVING),

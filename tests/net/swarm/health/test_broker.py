@@ -19,7 +19,7 @@ from swarm.health.state.mqtt_feed import MqttFeed
 from swarm.health.state.overview import Overview
 from swarm.health.state.verdict import LinkState
 from swarm.status.guard import AcceptedMessage, TelemetryGuard
-from swarm.status.messages import Metrics, Presence, Stamp, Status
+from swarm.status.messages import Metrics, Presence, Receipts, Stamp, Status
 from tests.telemetry_messages import FINGERPRINT, identity, metrics, status
 
 PACE = PublishIntervals(
@@ -36,6 +36,12 @@ class Speaker:
 
     def metrics(self, stamp: Stamp) -> Metrics:
         return metrics(stamp.at, stamp.seq, stamp.nonce)
+
+    def receipts(self, stamp: Stamp, *, is_first: bool) -> Receipts | None:
+        return Receipts(stamp, (b"sealed",))
+
+    def published(self, receipts: Receipts) -> None:
+        pass
 
 
 @dataclass

@@ -23,6 +23,8 @@ from node.model.device import Device
 from node.model.span import SpanModel
 from node.session.counters import NodeCounters
 from node.session.measure import LayerSpeed
+from node.session.receipts import ReceiptBook
+from swarm.base.ids import PeerId
 from swarm.base.layers import Span
 from swarm.compute import devices
 from swarm.compute.kernels.support import KERNEL_VERSION, KernelSupport
@@ -128,7 +130,9 @@ def test_a_quantised_checkpoint_stays_as_it_is_or_is_rounded_anew(monkeypatch: p
 def test_the_path_is_published_without_its_reason() -> None:
     snapshot = NodeSnapshot(Span(0, 4), NodeState.SERVING, CARD, ())
     shown = [snapshot]
-    about = NodeDescription(MODEL, None, Device(torch.device("cpu")), NodeCounters(), lambda: shown[0])
+    about = NodeDescription(
+        MODEL, None, Device(torch.device("cpu")), NodeCounters(), lambda: shown[0], ReceiptBook(PeerId("Qm"))
+    )
     report, stamp = NodeReport(about, Outbox()), Stamp("0" * 32, 1, 1_800_000_000.0)
     assert report.status(stamp, is_birth=True, leaving=False).path is None
     shown[0] = replace(snapshot, path=loaded("cuda", "plain", REASON, PLAIN)[0].path)

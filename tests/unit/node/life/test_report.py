@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from node.life.report import ErrorEvents, NodeDescription, NodeReport, NodeSnaps
 from node.model.config import ServeConfig
 from node.model.device import Device
 from node.session.counters import NodeCounters
+from node.session.receipts import ReceiptBook
 from swarm.base.errors import ConfigError
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
 from swarm.directory.node_record import REFUTED_S, NodeState
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Counters
 from swarm.status.messages import (
     MAX_EVENT_CHARACTERS,
@@ -27,11 +30,14 @@ from swarm.status.messages import (
     EventKind,
     MessageKind,
     Presence,
+    Receipts,
     Stamp,
     seal_body,
 )
 from swarm.trust.bounds import Differs
+from swarm.trust.receipt import seal
 from swarm.trust.verify import Refutation
+from tests.receipts import receipt
 from tests.telemetry_messages import FINGERPRINT, NOW, identity, topic
 
 GOOD = ServeConfig(layers="0-4", host="127.0.0.1")
@@ -52,7 +58,9 @@ class Stage:
         self.timer, self.counters, self.outbox = Timer(), NodeCounters(), Outbox()
         self.snapshot = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.123456),), 2, 100, 4_096, 0.0)
         model = ModelIdentity("demo-target", FINGERPRINT, "c" * 64, "w" * 64, "t" * 64, 12)
-        description = NodeDescription(model, None, Device(torch.device("cpu")), self.counters, lambda: self.snapshot)
+        description = NodeDescription(
+            *(model, None, Device(torch.device("cpu")), self.counters, lambda: self.snapshot, ReceiptBook(PeerId("Qm")))
+        )
         self.portrait = NodeReport(description, self.outbox, self.timer)
 
 
@@ -164,7 +172,8 @@ async def test_the_last_word_is_the_status() -> None:
     outbox.request(MessageKind.METRICS)
     outbox.add_event(EventKind.LEFT, "left the swarm")
     outbox.leave()
-    assert await everything(outbox) == [PendingEvent(EventKind.LEFT, "left the swarm"), MessageKind.STATUS]
+    left = [PendingEvent(EventKind.LEFT, "left the swarm"), MessageKind.RECEIPTS, MessageKind.STATUS]
+    assert await everything(outbox) == left
 
 
 @pytest.mark.parametrize(
@@ -247,3 +256,17 @@ def test_who_was_found_wrong_is_told_at_once_and_by_records_for_a_day() -> None:
 
 def peer_id(number: int) -> PeerId:
     return PeerId("Qm" + "abcdefghijkm"[number] * 44)
+
+
+def test_the_first_receipts_of_a_connection_say_which_keys_were_its(stage: Stage) -> None:
+    book, key = stage.portrait._description.receipts, SessionKey.fresh()
+    made = seal(receipt(key, 5, began_at=int(time.time()), issued_at=int(time.time())), key)
+    assert stage.portrait.receipts(STAMP, is_first=True) is None
+    book.load([made])
+    stage.portrait._description = replace(stage.portrait._description, successions=(b"old",))
+    assert stage.portrait.receipts(STAMP, is_first=True) == Receipts(STAMP, (), (b"old",))
+    later = stage.portrait.receipts(STAMP, is_first=False)
+    assert later == Receipts(STAMP, (made,))
+    assert later is not None
+    stage.portrait.published(later)
+    assert stage.portrait.receipts(STAMP, is_first=False) is None

@@ -31,6 +31,8 @@ from node.session.admission import (
     owner_of,
     payer_of,
     standing_of,
+    weight_of,
+    who_erred,
 )
 from swarm.base.errors import RemoteProtocolError
 from swarm.base.ids import PeerId, SessionId
@@ -38,9 +40,10 @@ from swarm.base.quota import OverQuota, Preferred
 from swarm.directory.identity import Identity
 from swarm.link.endpoint import Endpoint
 from swarm.link.link import KEY, NONCE, Metadata, introduce
-from swarm.protocol.authority import SessionKey
+from swarm.protocol.authority import SessionKey, prove_owner
 from swarm.protocol.limits import MAX_KEY_BYTES
-from swarm.protocol.messages import Attach
+from swarm.protocol.messages import Attach, OwnerProof
+from tests.telemetry_messages import identity
 
 FAR, NEAR = "9.9.9.9", "127.0.0.1"
 
@@ -325,10 +328,59 @@ OWN = Preferred((ip_network("8.8.8.0/24"), ip_network("2001:db8::/32")), frozens
 def test_whom_the_operator_prefers_is_known_by_address_or_peer(
     address: str, index: int, caller: Caller, owner: OwnerClass
 ) -> None:
-    attach = cast("Attach", SimpleNamespace(index=index))
+    attach = cast("Attach", SimpleNamespace(index=index, owner=None))
     key = owner_of(address, attach, caller, OWN)
     assert OwnerClass.of(key) is owner
     assert OwnerClass.of(owner_of(address, attach, caller)) is not OwnerClass.PREFERRED
+
+
+def owned(index: int, owner: Identity, key: SessionKey | None = None) -> Attach:
+    """An attach that an identity says is its own, or another session's."""
+    key = key or SessionKey.fresh()
+    proof = prove_owner(key.session, owner.public_key, owner.sign)
+    return cast("Attach", SimpleNamespace(index=index, owner=proof, session=key.session, payer=b"mine"))
+
+
+def test_an_owner_is_known_by_its_key_wherever_it_comes_from() -> None:
+    friend, giver, other = (identity(number) for number in range(3))
+    preferred, gave = Preferred(peers=frozenset({friend.peer_id})), {giver.peer_id: 5, friend.peer_id: 3}
+    for index, address in ((0, FAR), (1, FAR), (0, "10.0.0.1")):
+        assert owner_of(address, owned(index, friend), PEER, preferred, gave) == f"own {friend.peer_id}"
+        key = owner_of(address, owned(index, giver), PEER, preferred, gave)
+        assert OwnerClass.of(key) is OwnerClass.CONTRIBUTOR
+        found = standing_of(key)
+        assert (found.shares, found.sessions, found.network, found.neighbours, found.crowd) == (
+            *(5, 1, f"owner {giver.peer_id}", 5),
+            None,
+        )
+        assert payer_of(key, owned(index, giver)) == key
+        assert weight_of(key) == 1
+    assert owner_of(FAR, owned(0, other), PEER, preferred, gave) == FAR
+    assert owner_of(FAR, owned(0, giver), PEER) == FAR, "nobody is preferred here"
+
+
+def test_what_another_session_was_signed_for_proves_no_owner() -> None:
+    giver, stranger = identity(1), identity(2)
+    stolen = cast("SimpleNamespace", owned(0, giver))
+    stolen.session = SessionKey.fresh().session
+    assert owner_of(FAR, cast("Attach", stolen), PEER, contributors={giver.peer_id: 5}) == FAR
+    forged = cast("SimpleNamespace", owned(0, stranger))
+    forged.owner = OwnerProof(giver.public_key, forged.owner.signature)
+    assert owner_of(FAR, cast("Attach", forged), PEER, contributors={giver.peer_id: 5}) == FAR
+    forged.owner = OwnerProof(b"no key", b"x")
+    assert owner_of(FAR, cast("Attach", forged), PEER, contributors={giver.peer_id: 5}) == FAR
+
+
+def test_what_a_contributor_does_wrong_counts_against_its_address(admission: Admission) -> None:
+    giver = identity(1)
+    key = owner_of(FAR, owned(0, giver), PEER, contributors={giver.peer_id: 5})
+    for _ in range(4):
+        admission.strike(key)
+    assert admission.shut_out() == {FAR}
+    admission.decoded(key, 5.0)
+    assert admission.quota.wait_s(DECODED, FAR, 0.0) > 0
+    carried = owner_of(FAR, owned(1, giver), PEER, contributors={giver.peer_id: 5})
+    assert OwnerClass.of(who_erred(carried)) is OwnerClass.CARRIER
 
 
 def test_a_payers_name_says_no_address_and_stays_the_same_here_alone() -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 import node.session.scheduler
-from node.session.admission import NETWORK_OWNERS, OwnerStanding
+from node.session.admission import NETWORK_OWNERS, OwnerStanding, standing_of
 from node.session.scheduler import (
     COMING_S,
     LONG_SLICE,
@@ -570,6 +570,17 @@ def test_whom_the_operator_prefers_has_more_turns() -> None:
         turns.submit(Owed(owner))
     served = Counter(serve_turns(turns) for _ in range(400))
     assert served[f"{BUSY} own"] == pytest.approx(300, abs=4)
+
+
+def test_a_contributor_has_its_shares_and_no_more_however_many_its_addresses_are() -> None:
+    turns: Turns[Owed] = Turns(TURN_MS, lambda owner: standing_of(owner.removeprefix(f"{BUSY} ")))
+    own = [f"{BUSY} gave 4 QmGiver 192.0.2.{number}" for number in range(10)]
+    for owner in (*own, f"{BUSY} 9.9.9.9", f"{BUSY} own QmFriend"):
+        turns.submit(Owed(owner))
+    served = Counter(serve_turns(turns) for _ in range(1_300))
+    assert sum(served[owner] for owner in own) == pytest.approx(400, abs=12)
+    assert served[f"{BUSY} 9.9.9.9"] == pytest.approx(100, abs=4)
+    assert served[f"{BUSY} own QmFriend"] == pytest.approx(800, abs=16)
 
 
 async def test_a_prompt_goes_in_short_slices_while_others_come(clock: Clock) -> None:

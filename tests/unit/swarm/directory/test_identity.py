@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from swarm.base.errors import IdentityError
 from swarm.directory.dht.registry import DhtConfig, DhtRegistry
-from swarm.directory.identity import Identity
+from swarm.directory.identity import Identity, kept_successions
 from swarm.protocol.peer_keys import verify
+from swarm.protocol.succession import opened_succession
 
 NOBODY = 65_534
 
@@ -113,3 +114,24 @@ def test_only_the_usual_exponent_is_taken(exponent: int, tmp_path: Path) -> None
         return
     with pytest.raises(IdentityError, match="exponent 65537"):
         Identity.load_or_create(path)
+
+
+def test_a_rotated_identity_has_a_new_key_which_the_old_one_signed(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    old = Identity.load_or_create(path)
+    assert kept_successions(path) == kept_successions(None) == ()
+    new = old.rotate()
+    assert Identity.load_or_create(path).peer_id == new.peer_id != old.peer_id
+    assert Identity.load_or_create(path.with_suffix(f".{old.peer_id}")).peer_id == old.peer_id
+    newest = new.rotate()
+    found = [opened_succession(sealed) for sealed in kept_successions(path)]
+    assert found == [(old.peer_id, new.peer_id), (new.peer_id, newest.peer_id)]
+    assert {file.stat().st_mode & 0o077 for file in tmp_path.iterdir()} == {0}
+
+
+def test_an_identity_in_use_is_not_rotated(tmp_path: Path) -> None:
+    identity = Identity.load_or_create(tmp_path / "identity.key")
+    with Identity.load_or_create(tmp_path / "identity.key").lock(), pytest.raises(IdentityError, match="in use"):
+        identity.rotate()
+    assert Identity.load_or_create(tmp_path / "identity.key").peer_id == identity.peer_id
+    assert kept_successions(identity.path) == ()

@@ -63,6 +63,7 @@ def test_a_node_that_serves(tmp_path: Path) -> None:
     assert [re.split(r" {2,}", line.strip()) for line in lines[3:]] == [
         ["given", "today", "this run", "ever"],
         ["tokens", "2,000", "1,234", "1,234,567"],
+        ["signed for", "0", "0", "0"],
         ["sweeps", "300", "200", "90,000"],
         ["sent", "4.0 MB", "2.5 MB", "3.2 GB"],
         ["time serving", "1 h 23 min", "1 h 2 min", "10 d 10 h"],

@@ -15,7 +15,6 @@ from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
 from swarm.directory.node_record import REFUTED_S, NodeRecord, NodeState
 from swarm.directory.registry import RECORD_TTL_S
-from swarm.health.state.contributions import ContributionBook
 from swarm.health.state.model import DISAGREE_S, FRESH_S, KEPT_S, RENEWED_S, SILENT_S, Knowledge
 from swarm.health.state.model_slots import MAX_MODELS
 from swarm.health.state.node import Condition, EvidenceSource, NodeView, RefutedBy
@@ -256,28 +255,6 @@ def test_models_and_events_are_bounded() -> None:
         knowledge.apply_telemetry(A, f"{1:032x}", event(at=NOW + number), NOW)
     assert len(knowledge.events) == 100
     assert knowledge.events[0].at == NOW + 299
-
-
-def test_contributions_add_up_over_runs_and_restarts_of_the_service() -> None:
-    book = ContributionBook()
-    run = status(started_at=1.0)
-    book.add(A, run, metrics(layer_tokens=100), NOW)
-    book.add(A, run, metrics(layer_tokens=150), NOW + 5)
-    again = ContributionBook()
-    again.load([*json.loads(json.dumps(book.dump())), ["half a row"]])
-    again.add(A, run, metrics(layer_tokens=160), NOW + 100)
-    again.add(A, status(started_at=50.0), metrics(layer_tokens=40), NOW + 105)
-    assert again.best(5) == [(A, again.peers[A], 1.0)]
-    assert again.peers[A].layer_tokens == 200
-
-
-def test_nobody_contributed_more_than_a_machine_can_however_often_it_begins_anew() -> None:
-    book = ContributionBook()
-    for run in range(10):
-        claim = metrics(layer_tokens=2**52, uptime_s=1e10)
-        book.add(A, status(started_at=float(run)), claim, NOW + run)
-    seconds = 86_400 + 9 * (1 + 10)
-    assert book.peers[A].layer_tokens == 4 * 50_000 * seconds
 
 
 EXTREME = st.sampled_from([0.0, 5e-324, 1e-9, 0.5, 1.0, 1e7])

@@ -116,6 +116,10 @@ def test_contributions_of_no_size_are_left_out() -> None:
     book = ContributionBook()
     book.load([["Qm1", None, 10**400, 1.0, 5, None], ["Qm2", None, -5, 1.0, 5, None], ["Qm3", None, 5, 1.0, 5, None]])
     assert list(book.peers) == ["Qm3"]
+    book.load(
+        [["Qm4", None, -1, None], ["session", "no hex", 1, []], ["session", "00", 1, [["Qm1"], 7]], ["heir", "Qm1"]]
+    )
+    assert list(book.peers) == ["Qm3"]
 
 
 @pytest.mark.parametrize("jump_s", [40 * DAY_S, -40 * DAY_S, 2 * JUMP_S])

@@ -24,6 +24,7 @@ from swarm.health.top.screen import (
     fitted,
     fitting,
     head,
+    journal,
     row,
     screen,
     table_head,
@@ -260,3 +261,11 @@ def test_words() -> None:
 def test_layers_are_said_as_people_count(spans: list[Span], said: str) -> None:
     assert name_layers(spans) == said
     assert spans[0].describe(12) == f"{name_layers(spans[:1])} of 12"
+
+
+def test_contributors_are_listed_by_what_clients_signed_for() -> None:
+    state = page_states.serving()
+    shown = [one.plain for one in journal(read(state), state["at"])]
+    first = shown.index("Contributors by layer-tokens that clients signed for")
+    assert shown[first + 1].split()[-1] == (state["contributors"][0]["name"] or state["contributors"][0]["short"])
+    assert shown[first + 6] == "", "five, and no more"
