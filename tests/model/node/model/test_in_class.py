@@ -10,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from rich.console import Console
 
+from client.draft.heads.output_head import load_output_head
 from node.model.checkpoint import open_checkpoint
 from node.model.in_class import load_in_class
 from node.model.loading import format_of
@@ -24,6 +25,7 @@ from swarm.compute.weights.format import WeightsName, computes_bfloat16
 from swarm.files.fingerprint import model_identity
 from swarm.files.hub import find_model
 from swarm.protocol.messages import Sampling
+from swarm.protocol.numeric_class import NumericClass
 from swarm.trust.replay import Pick, Stretch, replayed
 from swarm.trust.verify import AGREES, DIFFERS, UNDECIDED, Claim, Claims
 from tests.model.gguf_files import VOCAB, TinyGguf
@@ -91,6 +93,17 @@ def test_each_machine_and_the_whole_text_agree_in_their_own_class(
     assert shown.count("agrees at") == 3
     status, shown = verified(file, claims[:1], layers="0-2")
     assert status == AGREES, shown
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_a_clients_head_gives_a_tails_own_bits(file: Path, weights: WeightsName) -> None:
+    tail = node(file, CUTS[1], weights)
+    rows = torch.randn(33, tail.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = NumericClass.parse(tail.numeric_class)
+    assert found is not None
+    assert torch.equal(load_output_head(file, None, found).logits(rows), tail.logits(rows))
+    whole = load_output_head(file, None, NumericClass("cpu", "bfloat16"))
+    assert not torch.equal(whole.logits(rows), tail.logits(rows)), "whole weights round otherwise"
 
 
 def test_another_file_of_the_model_differs(file: Path, tmp_path: Path) -> None:
