@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import shutil
@@ -343,3 +344,24 @@ async def test_garbage_and_floods_of_reports_are_refused_and_texts_go_on(nodes: 
     codes = [await answer(nodes, b"x") for _ in range(80)]
     assert codes[-1] == "RESOURCE_EXHAUSTED", "four an hour, sixteen times as many for a private address"
     assert (await nodes.client.generate(IDS, **TEXT)).tokens
+
+
+async def test_a_text_that_begins_with_kept_tokens_suspects_nobody(auditing: KillableNodes) -> None:
+    """Machines hold its beginning from an earlier session, and signed nothing of that in this one."""
+    long = [*IDS, *range(40, 240)]
+    for place in range(3):
+        auditor = auditing.client._opener.auditor
+        assert auditor is not None
+        auditor.draw = lambda hops, place=place: place
+        before = len(auditor.done)
+        result = await auditing.client.generate(long, **TEXT)
+        print("REUSED", result.stats.reused_tokens)
+
+        async def done() -> bool:
+            await asyncio.sleep(0.01)
+            return len(auditor.done) > before
+
+        with contextlib.suppress(Exception, TimeoutError, BaseException):
+            await until(done, 10)
+        print("AUDIT", list(auditor.done)[before:], dict(auditing.client._opener.nearby._failed_at) if hasattr(auditing.client._opener.nearby, "_failed_at") else [n for n in dir(auditing.client._opener.nearby)])
+    assert 0
