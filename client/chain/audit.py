@@ -195,9 +195,12 @@ class AuditedText:
 
     @classmethod
     def of(cls, chain: Chain, picks_from: int, sampling: Sampling) -> AuditedText | None:
-        """The text that a chain holds; None where machines were replaced in its course, or a hop has two."""
+        """The text that a chain holds; None where machines were replaced in its course, or a hop has two.
+
+        Nor is there one where its beginning is from an earlier session.
+        """
         route, state = chain.route, chain.state
-        if chain.generation or route.hedge is not None:
+        if chain.generation or route.hedge is not None or chain.credits.held:
             return None
         of_model = state.limits.vocab_size, route.hops[-1].span.end
         committed = tuple(state.committed)
@@ -292,14 +295,24 @@ class Auditor:
             await asyncio.wait([self._task])
         return self.done[-1] if self.done else None
 
-    async def text_is_over(self, text: AuditedText) -> None:
+    def drawn(self) -> bool:
+        """Whether a text is to be audited that could begin with what machines hold: then it must not.
+
+        Of rows from before, no machine signs anything in this session.
+        """
+        return self._toss(self._share)
+
+    async def text_is_over(self, text: AuditedText, drawn: bool | None = None) -> None:
         """Audit it beside whatever comes next, if the coin says so and no other one is audited now.
 
         A route that is doubted has it said more often, up to always.
 
+        Args:
+            drawn: what the coin said at the opening; None where it was not asked.
+
         Returns once the hops keep what they sent, so that the session may end: in most texts at once.
         """
-        if len(text.committed) < FEWEST or self._is_busy or (place := self._place(text.route.hops)) is None:
+        if len(text.committed) < FEWEST or self._is_busy or (place := self._place(text.route.hops, drawn)) is None:
             return
         self._is_busy = True
         try:
@@ -311,14 +324,15 @@ class Auditor:
             return
         self._task = self._scope.spawn(self._run(text, place), "an audit")
 
-    def _place(self, hops: Sequence[RouteHop]) -> int | None:
+    def _place(self, hops: Sequence[RouteHop], drawn: bool | None = None) -> int | None:
         """The hop to audit, if any.
 
         What others say makes audits of whom they mean, beside those that the coin alone asks for: it takes none of
         these away.
         """
         doubt = max(self._owner.doubt(hop.peer) for hop in hops)
-        if self._toss(self._share + (1 - self._share) * doubt):
+        share = self._share if drawn is None else float(drawn)
+        if self._toss(share + (1 - share) * doubt):
             return self.draw(len(hops))
         said = [self._owner.refuted(hop.peer) for hop in hops]
         return said.index(max(said)) if max(said) and self._toss(max(said)) else None

@@ -148,6 +148,7 @@ class Session:
         nearby: learns how fast the machines of the chain are.
         checker: checks picks against final rows; None: nobody does.
         auditor: audits texts, some of them; None audits nothing.
+        drawn: what its coin said of the first text at the opening, until that is over; empty where it was not asked.
     """
 
     chain: Chain
@@ -156,6 +157,7 @@ class Session:
     nearby: PeerLatency = field(default_factory=PeerLatency)
     checker: HeadChecker | None = None
     auditor: Auditor | None = None
+    drawn: list[bool] = field(default_factory=list)
 
     @property
     def window_tokens(self) -> int:
@@ -282,7 +284,7 @@ class Session:
         """Let the text be audited, if a coin says so; its reader has all of it."""
         text = None if self.auditor is None else AuditedText.of(self.chain, len(state.prompt), state.sampling)
         if self.auditor is not None and text is not None:
-            await self.auditor.text_is_over(text)
+            await self.auditor.text_is_over(text, self.drawn.pop() if self.drawn else None)
 
     def _follow_grammar(self, state: GenerationState) -> None:
         grammar, rules = state.grammar, state.sampling.rules
@@ -481,14 +483,17 @@ class SessionOpener:
         """
         async with TaskScope() as scope:
             names, room = None, _SessionNeeds(window_tokens, nodes + 1)  # and the pending token
+            drawn: list[bool] = []
             if beginning is not None:
                 names = BlockNames(beginning.secret or self.secret)
                 names.extend(beginning.tokens[:-1])  # the last one's pick is wanted
-                is_proved = beginning.is_proved  # of rows that machines hold from before, nobody signs anything
-                known, holders = (0, ()) if is_proved else self.known.longest(names.names)
+                if names.names and self.auditor is not None:
+                    drawn.append(self.auditor.drawn())
+                is_anew = beginning.is_proved or any(drawn)  # nobody signs anything of rows that are held from before
+                known, holders = (0, ()) if is_anew else self.known.longest(names.names)
                 new_tokens = min(beginning.new_tokens, EXPECTED_TOKENS)
                 expected = len(beginning.tokens) + new_tokens + 2 * room.nodes
-                asked = () if is_proved else borders(names.names, known)
+                asked = () if is_anew else borders(names.names, known)
                 room = _SessionNeeds(window_tokens, room.nodes, asked, expected, holders)
             made = await self._opened(scope, room)
             walk = self._walk(made.chain, beginning, names)
@@ -498,7 +503,7 @@ class SessionOpener:
             scope.spawn(self._keep_known())
             codec = _codec(made.chain.route.numeric_class, self.codec)
             try:
-                yield Session(made.chain, walk, codec, self.nearby, self.checker, self.auditor)
+                yield Session(made.chain, walk, codec, self.nearby, self.checker, self.auditor, drawn)
             finally:
                 self.known.note(walk.state.names, made.chain.route.hops)
 
