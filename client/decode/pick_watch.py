@@ -243,9 +243,10 @@ class PickWatch:
 
     def asks(self, route: Route) -> bool:
         """Whether the next sweep, over this route, is to bring final rows because picks are checked."""
-        if self._checker is None or self._checker.bound(route.numeric_class) is None:
-            reason = "" if self._checker is None else self._checker.reason or why_unjudged(route.numeric_class)
-            self.checks = replace(self.checks, reason=reason)
+        if self._checker is None:
+            return False
+        if self._checker.bound(route.numeric_class) is None:
+            self.checks = replace(self.checks, reason=self._checker.reason or why_unjudged(route.numeric_class))
             return False
         return self._seen[route.hops[-1].peer] < FIRST_PICKS or self._rng.random() < self._checker.share
 
