@@ -312,9 +312,10 @@ class PickWatch:
         A tail knows that before it picks. So it is asked later, but where its first picks are checked, or all are, or
         it does not show rows later.
         """
-        if self._checker is None or self._checker.bound(route.numeric_class) is None:
-            reason = "" if self._checker is None else self._checker.reason or why_unjudged(route.numeric_class)
-            self.checks = replace(self.checks, reason=reason)
+        if self._checker is None:
+            return False
+        if self._checker.bound(route.numeric_class) is None:
+            self.checks = replace(self.checks, reason=self._checker.reason or why_unjudged(route.numeric_class))
             return False
         peer = route.hops[-1].peer
         is_new, is_mute = self._seen[peer] < FIRST_PICKS, self._missed[peer] >= MAX_WITHHELD

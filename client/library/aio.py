@@ -63,6 +63,8 @@ __all__ = ["AsyncSwarm", "Piece"]
 
 logger = logging.getLogger(__name__)
 
+LINGER_S = 5.0
+"""How long a program that ends waits for the audit of its last text."""
 EXPECTED_NODES = 16
 """Tree nodes per sweep that routes are chosen for, where K is chosen before each sweep."""
 
@@ -162,6 +164,10 @@ class AsyncSwarm:
                     )
                     with closing(factory):
                         yield cls(opener, factory, scope, loaded.notes)
+                    if opener.auditor is not None:  # texts of short programs are audited like others
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(LINGER_S):
+                                await opener.auditor.newest()
                 finally:
                     await asyncio.to_thread(loaded.save_calibrations)
 
