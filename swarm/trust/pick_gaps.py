@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -52,6 +53,7 @@ class NamedPicks:
     masks: NodeMasks | None = None
 
 
+@lru_cache(64)
 def bound_of(numeric_class: str) -> float | None:
     """The largest gap of an honest pick of a machine of this class; None where `why_unjudged` says why."""
     found = NumericClass.parse(numeric_class)
