@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-import swarm.cli
 from node.life import nodejs
 from node.life.autostart.recorder import NodeRecorder
 from node.life.autostart.service import InstallService, UninstallService, install, this_machine, uninstall
@@ -83,7 +82,9 @@ def swarm_main() -> None:
 
         return load_in_class(name, numeric_class, layers)
 
-    swarm.cli.main(load)
+    from swarm.cli import main as run_swarm  # brings gRPC, whose suites `serve` chooses first
+
+    run_swarm(load)
 
 
 def _main() -> int:
