@@ -25,6 +25,7 @@ from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
 from swarm.status.guard import TelemetryGuard
 from swarm.status.messages import ServedModel, seal_body
+from tests.sample_records import sample_record
 from tests.telemetry_messages import NOW, identity, metrics, status, topic
 
 WHOLE, SHAKY, TORN = (
@@ -83,6 +84,16 @@ class SampleHealth:
             overview.record_probe(TORN, FAILED, self.at)
         overview.knowledge.record_probe(WHOLE.fingerprint, PeerId("QmFirst"), 8.0)
         overview.record_comparison(WHOLE, ReplicaComparison(PeerId("QmFirst"), (PeerId("QmSecond"),), False, 64))
+        third = PeerId("QmThird")
+        overview.record_comparison(SHAKY, ReplicaComparison(third, (), False, 64, named=third))
+        served = ModelIdentity(WHOLE.name, WHOLE.fingerprint, "c" * 64, "w" * 64, "t" * 64, WHOLE.num_layers)
+        said = {PeerId("QmFirst"): ((PeerId("QmSecond"), self.at - 60.0),), PeerId("QmSecond"): ()}
+        records = [
+            sample_record(PeerId(peer), model=served, span=span, refuted=said[PeerId(peer)])
+            for model, peer, span in NODES
+            if model is WHOLE
+        ]
+        overview.knowledge.apply_records(WHOLE.fingerprint, records, self.at)
 
     def hear(self) -> None:
         """Every node's counters grow; one message is accepted and ten forged ones are rejected."""
