@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
-from swarm.directory.node_record import MAX_DELAYS, MAX_KV_TOKENS, MAX_SPEEDS, NodeRecord, NodeState, Reach
+from swarm.directory.node_record import (
+    MAX_DELAYS,
+    MAX_KV_TOKENS,
+    MAX_REFUTED,
+    MAX_SPEEDS,
+    NodeRecord,
+    NodeState,
+    Reach,
+)
 from swarm.link.endpoint import RelayedAddress
 from swarm.protocol.limits import MAX_LAYERS, MAX_SWEEP_ROWS, SWEEP_MS
 from tests.declarations import values_of
@@ -59,6 +67,7 @@ _OTHERWISE = values_of(
             "sweep_ms": (),
             "delays_ms": (),
             "certificate": b"",
+            "refuted": (),
         }.items()
     },
 )
@@ -79,6 +88,7 @@ def records(
     address, reach = draw(st.sampled_from(own)), draw(st.sampled_from(Reach))
     bucketed = draw(st.booleans())
     delays = st.tuples(st.sampled_from(others), st.floats(0.0, 60_000.0)) if others else st.nothing()
+    refuted = st.tuples(st.sampled_from(others), st.floats(NOW - 90_000.0, NOW + 90.0)) if others else st.nothing()
     here: dict[str, Any] = {
         "left": False,
         "peer": peer,
@@ -95,6 +105,7 @@ def records(
         "expires_at": NOW + draw(st.floats(1.0, 90.0)),
         "delays_ms": tuple(draw(st.lists(delays, max_size=MAX_DELAYS))) if others else (),
         "certificate": certificate,
+        "refuted": tuple(draw(st.lists(refuted, max_size=MAX_REFUTED))) if others else (),
     }
     made: NodeRecord = draw(_OTHERWISE)
     return replace(made, **here)

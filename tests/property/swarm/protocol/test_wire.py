@@ -39,6 +39,7 @@ from swarm.protocol.messages import (
     HopTime,
     NodeInfo,
     Open,
+    OwnerProof,
     Ping,
     Pong,
     Ready,
@@ -303,8 +304,9 @@ def test_what_a_hop_measured_can_always_be_sent(value: float, fact: Fact) -> Non
 
 OPEN = Open("f", 64, 4, 64, Codec.FP32, bytes(32), (1, 2), (Border(640, b"n" * 16),))
 RULES = PickRules(7, 1.0, 1.0, 1.5, ((1, 1.0), (2, 2.0)), Grammar("regex", "x"), (1, 2))
+OWNER = OwnerProof(b"k", b"s")
 FULL: list[tuple[ProtoForm[Any], Any]] = [
-    (wire.FRAME_FORMS["attach"], Attach(SESSION, 1, ROUTE, 0, OPEN, Hedge(1, C), (b"r",), bytes(64))),
+    (wire.FRAME_FORMS["attach"], Attach(SESSION, 1, ROUTE, 0, OPEN, Hedge(1, C), (b"r",), bytes(64), owner=OWNER)),
     (wire.FRAME_FORMS["reroute"], Reroute(1, ROUTE, OPEN, Hedge(1, C), (b"r",), bytes(64))),
     (wire.FRAME_FORMS["close"], Close("done")),
     (wire.FRAME_FORMS["ping"], Ping(1, b"x")),
