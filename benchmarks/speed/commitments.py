@@ -54,7 +54,7 @@ class Options(Recording):
 
     delay_ms: float = 25.0
     """Of each link, one way."""
-    pairs: int = 10
+    pairs: int = 40
     """Texts, each of them twice."""
     nodes: tuple[int, ...] = (0, 32)
     """Tree nodes per sweep (K)."""
