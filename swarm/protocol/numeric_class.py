@@ -83,6 +83,14 @@ class NumericClass:
         least = ORDERED if self.stored and self.device == "cpu" else 1
         return not self.lossy_rows and (self.dtype == EXACT or self.kernels >= least)
 
+    @property
+    def is_same_everywhere(self) -> bool:
+        """Whether any two machines of the class differ in last bits alone: in fp32, or by one architecture's kernels.
+
+        A CPU's coarse class names no processor, and kinds of processors round otherwise.
+        """
+        return self.is_reproducible and (self.dtype == EXACT or self.arch != "")
+
 
 def promises_texts(text: str) -> bool:
     """Whether a class is reproducible, as a record writes it; one that this version does not know promises nothing."""

@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from swarm.protocol.numeric_class import EXACT, NumericClass, promises_texts
+from swarm.protocol.numeric_class import NumericClass, promises_texts
 
 FLOOR: Final = 1e-5
 """Of a row, where only the order of sums differs: some seven times the largest that was measured."""
@@ -125,7 +125,7 @@ def is_exact(one: str, other: str) -> bool:
         other: the other machine's.
     """
     found = NumericClass.parse(one)
-    return one == other and found is not None and found.is_reproducible and (found.dtype == EXACT or found.arch != "")
+    return one == other and found is not None and found.is_same_everywhere
 
 
 def bounds_of(ours: str, theirs: str, distances: Sequence[Tensor], gaps: Sequence[float] = ()) -> Bounds:

@@ -21,7 +21,7 @@ from swarm.health.state.node import Condition, NodeView
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import Probe, ProbeBudget, ReplicaComparison, read_comparison, read_probe
 from swarm.health.state.verdict import count_replicas
-from swarm.protocol.numeric_class import promises_texts
+from swarm.protocol.numeric_class import NumericClass
 from swarm.status.messages import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -117,10 +117,11 @@ class Prober:
         """The node compared longest ago, of those that can be.
 
         These have a twin, with just their layers in their class, and are audited; or others have their layers in other
-        parts and their class promises texts, so whole texts are compared.
+        parts and any two machines of their class give the same text, so whole texts are compared.
         """
         schedule = self._schedules.setdefault(model.fingerprint, _ProbeSchedule(0.0))
-        exact = [node for node in nodes if promises_texts(node.numeric_class)]
+        parsed = [(node, NumericClass.parse(node.numeric_class)) for node in nodes]
+        exact = [node for node, kind in parsed if kind is not None and kind.is_same_everywhere]
         twins = Counter((node.span, node.numeric_class) for node in nodes)
         comparable = {node.peer for node in exact if _has_stand_in(node, exact, model.num_layers)}
         comparable |= {node.peer for node in nodes if twins[node.span, node.numeric_class] > 1}

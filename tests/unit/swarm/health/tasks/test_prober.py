@@ -188,6 +188,19 @@ async def test_any_class_that_promises_texts_is_compared(numeric_class: str) -> 
     assert world.node(1).agrees
 
 
+@pytest.mark.parametrize(("numeric_class", "is_compared"), [("cpu-float32", True), ("cpu-bfloat16-k2+gguf", False)])
+def test_kinds_of_processors_that_round_otherwise_are_not_compared_by_texts(
+    numeric_class: str, is_compared: bool
+) -> None:
+    world = World()
+    world.hear((0, 6), (6, 12), (0, 12), numeric_class=numeric_class)
+    ((model, nodes),) = world.overview.knowledge.nodes(world.now).values()
+    assert (world.prober.next_compared(model, nodes) is not None) == is_compared
+    world.hear((0, 12), (0, 12), (0, 12), numeric_class=numeric_class)
+    ((model, nodes),) = world.overview.knowledge.nodes(world.now).values()
+    assert world.prober.next_compared(model, nodes) is not None, "twins are audited"
+
+
 async def test_a_failure_is_looked_at_again_soon() -> None:
     world = World()
     world.later(0)
