@@ -223,8 +223,12 @@ class Session:
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
+        yield replace(self._traced(told.rest(), state), result=await self._result(state, stats))
+        await self._audit(state)
+
+    async def _result(self, state: GenerationState, stats: Stats) -> Result:
         ended = state.text
-        result = Result(
+        return Result(
             ended.text,
             tuple(ended.tokens),
             ended.finish_reason or "length",
@@ -233,8 +237,6 @@ class Session:
             ended.stop_string,
             await self._proof(state),
         )
-        yield replace(self._traced(told.rest(), state), result=result)
-        await self._audit(state)
 
     async def _generated(self, state: GenerationState, watch: PickWatch) -> AsyncIterator[str]:
         """The text as it becomes certain, begun again from what is not refuted as often as need be.

@@ -1,4 +1,4 @@
-"""Whose sessions a node gives more turns, because a health service that its operator trusts says what they contributed.
+"""Reads a health page's list of contributors, whose sessions the node then gives more turns than a stranger's.
 
 `node serve --prefer-contributors URL` reads the list every ten minutes. Whatever that service does, the node serves on:
 an answer that is none, too large or late changes nothing, and a list that was not renewed for an hour is forgotten.
@@ -37,8 +37,11 @@ def shares_of(answer: bytes) -> dict[PeerId, int]:
     Raises:
         ValueError: it is no list of contributors.
     """
-    rows = json.loads(answer)["contributors"]
-    found = {row["peer"]: row["layer_tokens"] for row in rows[:MAX_CONTRIBUTORS]}
+    try:
+        rows = json.loads(answer)["contributors"]
+        found = {str(row["peer"]): row["layer_tokens"] for row in rows[:MAX_CONTRIBUTORS]}
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"it is no list of contributors ({type(error).__name__})") from None
     if not all(is_peer_id(peer) and type(tokens) is int and tokens > 0 for peer, tokens in found.items()):
         raise ValueError("it lists no peers")
     most = max(found.values(), default=1)
@@ -51,11 +54,11 @@ class ContributorReader:
     """Keeps what a node knows of contributors."""
 
     def __init__(self, url: str, put: Callable[[Mapping[PeerId, int]], None]) -> None:
-        """Have read nothing.
+        """Prepare to read a list; nothing is asked for yet.
 
         Args:
-            url: of the list.
-            put: takes the shares of each contributor.
+            url: of the list, `https://…/api/v1/contributors`, of a service that the operator trusts.
+            put: takes the shares of each contributor, 2 to 6.
         """
         self._url, self._put = url, put
         self._log = CountedLog(logger)
@@ -72,7 +75,7 @@ class ContributorReader:
         try:
             async with asyncio.timeout(ANSWER_S):
                 shares = shares_of(await self._answer())
-        except (RegistryError, httpx2.HTTPError, TimeoutError, ValueError, TypeError, KeyError) as error:
+        except (RegistryError, httpx2.HTTPError, TimeoutError, ValueError) as error:
             self._log.say("contributors", f"the list of contributors at {self._url} is not read: {describe(error)}")
             if time.monotonic() - self._read_s > FORGET_S:
                 self._put({})

@@ -220,7 +220,7 @@ def owner_of(
 
 
 def who_erred(key: str) -> str:
-    """Whom garbage counts against: of a contributor, the address that it came from."""
+    """The key that is charged for malformed messages of an owner: of a contributor, its address."""
     return key.split(" ", 3)[3] if OwnerClass.of(key) is OwnerClass.CONTRIBUTOR else key
 
 

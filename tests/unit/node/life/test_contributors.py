@@ -1,4 +1,4 @@
-"""Whom a node prefers by a health page's list, and what that page cannot do to it."""
+"""A health page's list of contributors gives them shares of a node, and a bad list changes nothing."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def test_contributors_have_two_to_six_shares_by_their_part() -> None:
 
 
 WRONG = [b"", b"[]", b"{}", b'{"contributors": 1}', listed(nobody=1), listed(a=-1), listed(a="many"), listed(a=True)]
+WRONG += [b"[" * 200_000, b'{"contributors": ' + b"[" * 100_000, b"null", b"\xff\xfe\x00"]
+WRONG += [b'{"contributors": [{"peer": %s, "layer_tokens": 5}]}' % peer for peer in (b"5", b"null", b'["a"]')]
 
 
 @asynccontextmanager
