@@ -148,7 +148,7 @@ async def machines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ma
                 found.append(Machine(command, running))
             for machine in found[-len(SPANS) :]:  # not all at once: each takes seconds of CPU
                 machine.wait()
-        async with AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, calibration=None) as swarm:
+        async with AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, calibration=None, audit=0.0) as swarm:
             await covered(swarm)
             await swarm.generate("It", max_new_tokens=3, nodes=1)
             yield Machines(found, swarm, [])

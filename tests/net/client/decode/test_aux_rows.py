@@ -93,7 +93,12 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
 async def drafting_client(nodes: KillableNodes, folder: Path) -> AsyncIterator[AsyncSwarm]:
     """A client of these nodes, with the head alone for a draft."""
     network = nodes["a0"].registry._network  # type: ignore[attr-defined]
-    options: dict[str, Any] = {"registry": MemoryRegistry(network), "calibration": None, "draft_device": "cpu"}
+    options: dict[str, Any] = {
+        "registry": MemoryRegistry(network),
+        "calibration": None,
+        "audit": 0.0,
+        "draft_device": "cpu",
+    }
     async with AsyncSwarm.connect(TARGET, draft=folder, lookup=False, siblings=False, **options) as client:
         reset_client(client, 20.0)
         yield client

@@ -45,7 +45,7 @@ async def machines() -> AsyncIterator[InProcessSwarm]:
 @asynccontextmanager
 async def client_of(swarm: InProcessSwarm, model: Path) -> AsyncIterator[AsyncSwarm]:
     registry = MemoryRegistry(swarm.network)
-    async with AsyncSwarm.connect(model, registry=registry, calibration=None, lookup=False) as client:
+    async with AsyncSwarm.connect(model, registry=registry, calibration=None, lookup=False, audit=0.0) as client:
         yield client
 
 

@@ -61,7 +61,7 @@ def here(portal: BlockingPortal) -> Iterator[InProcessSwarm]:
 def sampler(portal: BlockingPortal, here: InProcessSwarm, weightless: Path) -> Iterator[SwarmSampler]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client.tools.train.samples, "SWARM_LINES", 4)
-        options = {"registry": MemoryRegistry(here.network), "calibration": None, "lookup": False}
+        options = {"registry": MemoryRegistry(here.network), "calibration": None, "lookup": False, "audit": 0.0}
         connecting = AsyncSwarm.connect(weightless, **options)  # type: ignore[arg-type]
         with portal.wrap_async_context_manager(connecting) as swarm:
             sampler = SwarmSampler(swarm, portal, with_rows=True)
@@ -171,7 +171,13 @@ def test_a_head_is_trained_without_weights_and_drafts(
     assert losses[-1] < 0.8 * losses[0]
 
     async def texts() -> list[tuple[tuple[int, ...], float]]:
-        options = {"registry": MemoryRegistry(here.network), "calibration": None, "lookup": False, "siblings": False}
+        options = {
+            "registry": MemoryRegistry(here.network),
+            "calibration": None,
+            "lookup": False,
+            "siblings": False,
+            "audit": 0.0,
+        }
         async with AsyncSwarm.connect(weightless, draft=command.out, draft_device="cpu", **options) as swarm:  # type: ignore[arg-type]
             found = []
             for nodes in (0, 16):
