@@ -97,6 +97,7 @@ def records(
         "address": str(RelayedAddress(peer, address)) if reach is Reach.RELAYED else address,
         "reach": reach,
         "state": draw(st.sampled_from([NodeState.SERVING] * 3 + [NodeState.JOINING, NodeState.DRAINING])),
+        "rounding": draw(st.sampled_from(["", "0123abcd"])),
         "numeric_class": draw(st.sampled_from(["cpu-float32", "cpu-float32", "cuda-bfloat16", "cuda-float16-w8"])),
         "sweep_ms": draw(speeds(bucketed=bucketed)),
         "bucketed": bucketed,

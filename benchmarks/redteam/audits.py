@@ -7,7 +7,7 @@ sweeps, as a chain makes it; the span's rows are then recomputed in chunks, as a
     python -m benchmarks audits --gguf FILE --json 2.json               # the same of a file that is multiplied as it is
     python -m benchmarks audits --gguf FILE --pieces 1.json 2.json … --record   # all of them, liars, what audits take
 
-The last needs a processor that computes in bfloat16. Another kind of processor is stood for by the order of sums of
+The last needs a processor that computes in bfloat16. A processor of another mark is stood for by the order of sums of
 the class that promises no texts.
 """
 
@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import cycle, pairwise, product
 from pathlib import Path
 from statistics import mean
@@ -220,12 +221,20 @@ def computing(threads: int, *, is_onednn: bool) -> Iterator[None]:
         torch.set_num_threads(1)
 
 
+def bounds_for(model: RaggedModel, layers: Span, kind: str) -> Bounds:
+    """Those of processors of one mark, where the class has marks; another processor's are found by calibration."""
+    known = Bounds.known(model.signed_class, model.signed_class)
+    return known if kind == GGUF and known is not None else calibrate(model, layers)
+
+
 def honest(options: Options) -> dict[str, Cell]:
     """Judge honest rows and picks until the time is over."""
     kinds = CLASSES if options.gguf is None else (GGUF, OTHERWISE)
     texts, cells = Texts(options.seed, options.gguf), {kind: Cell() for kind in kinds}
     models = {kind: model_of(kind, options.gguf) for kind in kinds}
-    bounds = {(kind, layers): calibrate(models[kind], layers) for kind in kinds for layers in thirds(models[kind])}
+    bounds = {
+        (kind, layers): bounds_for(models[kind], layers, kind) for kind in kinds for layers in thirds(models[kind])
+    }
     ways, ends_s = cycle(product(SWEEPS, (1, 2), (True, False), kinds)), time.monotonic() + options.seconds
     for sweep, threads, is_onednn, kind in ways:
         if time.monotonic() > ends_s:
@@ -239,7 +248,7 @@ def honest(options: Options) -> dict[str, Cell]:
             is_tail = stretch.layers.end == model.num_layers
             if is_tail and place % PICKED:
                 continue
-            own, judged = bounds[kind, stretch.layers], replace(stretch, numeric_class=model.numeric_class)
+            own, judged = bounds[kind, stretch.layers], replace(stretch, numeric_class=model.signed_class)
             count = len(stretch.picks) if is_tail else TOKENS
             cells[kind].note(judge(model, judged, own), own, count, is_tail=is_tail)
     return cells
@@ -330,13 +339,15 @@ WEIGHTS: Final = {
 }
 
 
-def audited_liars(judge_kind: str, gguf: Path | None = None, *, calibrated: bool = True) -> dict[str, Caught]:
+def audited_liars(
+    judge_kind: str, gguf: Path | None = None, judge_of: Callable[[RaggedModel, Span], Bounds] = calibrate
+) -> dict[str, Caught]:
     """Each liar in a chain of one class, judged by that class.
 
     Args:
         judge_kind: The class.
         gguf: The model's file, where it is one.
-        calibrated: Whether bounds are those of this model, as who verifies has them, or those that a client knows.
+        judge_of: The bounds of layers: by default those of this model, as who verifies has them.
     """
     model, texts = model_of(judge_kind, gguf), Texts(0, gguf)
     if gguf is not None:
@@ -345,8 +356,7 @@ def audited_liars(judge_kind: str, gguf: Path | None = None, *, calibrated: bool
         others = {kind: model_of(kind) for kind in ("int4 in float32", "int8 in float32")}
     if judge_kind == "float32":
         others["bfloat16"] = model_of("bfloat16")
-    known = None if calibrated else Bounds.known(model.numeric_class, model.numeric_class)
-    bounds, tail_bounds = (known or calibrate(model, layers) for layers in thirds(model)[1:])
+    bounds, tail_bounds = (judge_of(model, layers) for layers in thirds(model)[1:])
     found: dict[str, Caught] = defaultdict(Caught)
     old = in_sweeps(model, [texts.next()], 64)[0][1]
     honest_rows = bounds.row if bounds.median is None else bounds.median
@@ -470,7 +480,7 @@ def honest_sheet(pieces: Sequence[dict[str, Cell]]) -> Sheet:
     made.notes = [
         f"{rows:,} rows and {picks:,} picks in all, {sum(cell.accused for cell in cells.values())} accused, "
         f"{sum(cell.unclear for cell in cells.values())} stretches unclear. "
-        "bfloat16 and GGUF: distance and bound are those of the median of 64 rows.",
+        "bfloat16, and GGUF in another order: distance and bound are those of the median of 64 rows.",
         f"{HOPS} hops, {HOLDERS} holders of each, one of which lies: half of the liars are named after {half} texts "
         f"where {SHARE:.0%} are audited, {usual_half} where {USUAL_SHARE:.0%} are. If a liar is honest to who audits "
         f"others, after {expected_until_half(SHARE):.0f} and {expected_until_half(USUAL_SHARE):.0f}.",
@@ -479,12 +489,20 @@ def honest_sheet(pieces: Sequence[dict[str, Cell]]) -> Sheet:
     return made
 
 
+def known_of(model: RaggedModel, layers: Span) -> Bounds:
+    """What a client allows between processors of two marks, whatever the layers."""
+    known = Bounds.known(model.numeric_class, model.numeric_class)
+    assert known is not None, "the class promises texts"
+    return known
+
+
 def liars_sheet(gguf: Path | None) -> Sheet:
     """Each liar, judged in several classes."""
     found = {kind: audited_liars(kind) for kind in ("float32", "bfloat16")}
     if gguf is not None:
-        found[f"{GGUF}, audited"] = audited_liars(GGUF, gguf, calibrated=False)
-        found[f"{GGUF}, verified"] = audited_liars(GGUF, gguf)
+        found[GGUF] = audited_liars(GGUF, gguf, partial(bounds_for, kind=GGUF))
+        found[f"{GGUF}, two marks, audited"] = audited_liars(GGUF, gguf, known_of)
+        found[f"{GGUF}, two marks, verified"] = audited_liars(GGUF, gguf)
     made = Sheet(
         "audits_liars",
         f"Liars in a middle hop, or at the tail: audited texts of {TOKENS} tokens until one is named",

@@ -208,8 +208,9 @@ class Stats:
         prefill_sweeps: sweeps that carried a part of the prompt.
         seed: of the picks.
         reproducible: whether the text depends on model, prompt and seed alone: a numeric class that promises it
-            (`swarm.protocol.numeric_class`), a lossless codec, no multi-step sampling.
-        numeric_class: of the route, with the lossy codec if it was chosen.
+            (`swarm.protocol.numeric_class`), processors that round alike, a lossless codec, no multi-step sampling.
+        numeric_class: of the route, with the lossy codec if it was chosen, and with its processors' mark where bits
+            depend on these and all round alike.
         time_to_first_token_s: from the start to the first token.
         total_s: from the start to the end.
         sweeps: decode sweeps, without those of the prompt.

@@ -81,6 +81,7 @@ from swarm.trust.bounds import (
     Judgement,
     Unclear,
     bounds_of,
+    is_exact,
     judge_picks,
     judge_rows,
     row_distances,
@@ -370,7 +371,7 @@ class Auditor:
         redone = await _recomputed(owner, first, text, entering)
         found = redone.computed
         asked: tuple[PeerId, ...] = (first.hop.peer,)
-        bounds = Bounds.known(text.route.numeric_class, text.route.numeric_class)
+        bounds = Bounds.known(first.signed_class, accused.signed_class)
         verdict = None if bounds is None else await _compared(found, claimed, bounds)
         if isinstance(verdict, Agrees | Unclear):
             return self._agreed(Audit(accused.hop, verdict, asked))
@@ -394,11 +395,12 @@ class Auditor:
         if not isinstance(verdict, Differs):
             assert verdict is not None, "it was compared"
             return self._agreed(Audit(accused.hop, verdict, asked))
-        with_hop, with_first = [await _agree(decides, other, bounds) for other in (claimed, found)]
+        of_hop, of_first = [Bounds.known(third.signed_class, one.signed_class) or bounds for one in (accused, first)]
+        with_hop, with_first = await _agree(decides, claimed, of_hop), await _agree(decides, found, of_first)
         if with_hop == with_first:
             return Audit(accused.hop, verdict, asked)
         own = _Redone(claimed, self._sender(text, place), text.committed)
-        await self._name(redone if with_hop else own, entering, text, (verdict, bounds), (first, third))
+        await self._name(redone if with_hop else own, entering, text, verdict, (first, third))
         return Audit(accused.hop, verdict, asked, first.hop.peer if with_hop else accused.hop.peer)
 
     def _agreed(self, audit: Audit) -> Audit:
@@ -411,16 +413,17 @@ class Auditor:
         liar: _Redone,
         entering: Rows | None,
         text: AuditedText,
-        judged: tuple[Differs, Bounds],
+        verdict: Differs,
         asked: Sequence[Seat],
     ) -> None:
         """Leave a machine from now on, and let others know what it signed, as far as they can recompute that."""
-        (verdict, bounds), hop, owner = judged, liar.sender.hop, self._owner
+        hop, owner = liar.sender.hop, self._owner
         where = ", ".join(map(str, verdict.places))
         reason = f"computed something else than two other machines did ({verdict.what} at {where})"
         error = HopMisbehaved(hop.peer, str(hop.span), reason)
         owner.named(error)
-        least, behind = (FEWEST, 1) if bounds.median is None else (WINDOW, WINDOW)
+        kind = text.route.numeric_class
+        least, behind = (FEWEST, 1) if is_exact(kind, kind) else (WINDOW, WINDOW)  # as others need who round otherwise
         shown = liar.committed[: max(max(verdict.places) + behind, least)]
         leaving = liar.computed if isinstance(liar.computed, Rows) else None
         claim = HopClaim(shown, entering, leaving, text.sampling)
@@ -465,6 +468,11 @@ class Seat:
         """The machine and its layers there."""
         return self.route.hops[self.place]
 
+    @property
+    def signed_class(self) -> str:
+        """The machine's numeric class with its processor's mark, by its record."""
+        return self.route.records[self.place].signed_class
+
     def is_tail(self, text: AuditedText) -> bool:
         """Whether it picks."""
         return self.hop.span.end == text.num_layers
@@ -480,7 +488,7 @@ class Seat:
 
 
 async def _other(text: AuditedText, accused: Seat, first: Seat | None = None) -> Seat:
-    """Another machine that has exactly the layers of the accused one.
+    """Another machine that has exactly the layers of the accused one; of its processor's mark, if one is found.
 
     Args:
         first: another machine that was asked: a third one differs from both in network and owner.
@@ -491,16 +499,27 @@ async def _other(text: AuditedText, accused: Seat, first: Seat | None = None) ->
     keep = tuple(hop for at, hop in enumerate(text.route.hops) if at != accused.place)
     known = [accused, *([] if first is None else [first])]
     avoid = {one.hop.peer for one in known}
+    other: Seat | None = None
     for _ in range(OTHERS_TRIED):
         with suppress(RegistryError):
-            route = await text.find_route(avoid, keep)
+            try:
+                route = await text.find_route(avoid, keep)
+            except RouteError:
+                if other is None:
+                    raise
+                return other
             place = next((at for at, hop in enumerate(route.hops) if hop.span == accused.hop.span), None)
             if place is None:
                 break
             found = Seat(route, place)
-            if first is None or not any(found.may_be(one) for one in known):
-                return found
             avoid.add(found.hop.peer)
+            if first is not None and any(found.may_be(one) for one in known):
+                continue
+            if found.signed_class == accused.signed_class:
+                return found
+            other = other or found
+    if other is not None:
+        return other
     span = accused.hop.span
     raise RouteError(f"nobody else has layers {span} who could say what they compute", ((span.start, span.end),))
 

@@ -139,6 +139,7 @@ class Chain:
         credits: what the hops granted of what was asked for: tokens, sweeps and nodes.
         repairs: what was repaired so far, the newest `MAX_REPAIRS`.
         differences: between replicas, the newest `MAX_DIFFERENCES`.
+        roundings: the first two marks of its routes' processors (`swarm.compute.rounding`); None is of one that mixed.
         signs: whether it signs for what machines computed.
     """
 
@@ -165,6 +166,7 @@ class Chain:
         self.credits = Credits(0, 0, 0)
         self.repairs: list[Repair] = []
         self.differences: list[str] = []
+        self.roundings = {route.rounding}
         self._dialer = dialer
         self._want = want
         self._plan = RepairPlan(route, wait_s)
@@ -558,6 +560,9 @@ class Chain:
             self._served.follow(step.route.hops)
         if self._log is not None:
             self._log.routes[step.generation] = step.route.hops
+        if len(self.roundings) == 1 and step.route.rounding not in self.roundings:
+            self.roundings.add(step.route.rounding)
+            logger.warning("the text goes on over a processor that rounds otherwise, and may differ from here on")
         logger.info("generation %d goes over %s", step.generation, ", ".join(map(_named, step.route.hops)))
         self._taken_s = time.monotonic()
         self._progress.forget()
@@ -640,7 +645,8 @@ class Chain:
         generation, around = self.generation, None
         with suppress(RouteError):
             around = await self._rerouter.find(scope, self._plan.detour(error.peer, time.monotonic()))
-        forecast = None if around is None else around.forecast
+        is_alike = around is not None and self.route.rounding in (None, around.rounding)  # no text changes for speed
+        forecast = around.forecast if around is not None and is_alike else None
         return generation == self.generation and self._progress.may_leave(due, forecast, time.monotonic())
 
     def _due(self) -> DueProgress | None:

@@ -310,14 +310,16 @@ class Session:
 
     def _stats(self, state: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
         route = self.chain.route
-        numeric_class = replace(_class_of(route.numeric_class), lossy_rows=self.codec is Codec.INT8)
+        (mark,) = self.chain.roundings if len(self.chain.roundings) == 1 else (None,)
+        is_lossy = self.codec is Codec.INT8
+        numeric_class = replace(_class_of(route.numeric_class), lossy_rows=is_lossy, rounding=mark or "")
         return Stats(
             tokens=len(state.text.tokens) - state.resumed_tokens,
             prompt_tokens=len(state.prompt),
             reused_tokens=state.kept_tokens,
             prefill_sweeps=state.prefill_sweeps,
             seed=state.sampling.seed,
-            reproducible=numeric_class.is_reproducible and not _is_multistep(state.sampling),
+            reproducible=numeric_class.is_reproducible and mark is not None and not _is_multistep(state.sampling),
             numeric_class=str(numeric_class),
             time_to_first_token_s=first_token_s,
             total_s=total_s,
@@ -467,7 +469,9 @@ class SessionOpener:
         return best_route(records, query)
 
     def _query(self, avoid: Collection[str]) -> RouteQuery:
-        return RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join, avoid=frozenset(avoid))
+        around = frozenset(avoid)
+        name, layers = self.target.name, self.identity.num_layers
+        return RouteQuery(name, layers, self.nodes, self.join, avoid=around, alike=self.reproducible)
 
     @asynccontextmanager
     async def open(self, window_tokens: int, nodes: int, beginning: Beginning | None = None) -> AsyncIterator[Session]:
@@ -523,7 +527,7 @@ class SessionOpener:
             ends_only=route.ends_only and not self.target.needs_ids,
         )
         self._warn_of_ids(route, want)
-        detour = partial(self._detour, route.numeric_class, ends_only=want.ends_only)
+        detour = partial(self._detour, (route.numeric_class, route.rounding), ends_only=want.ends_only)
         width = self.target.hidden_size * want.row_parts(self.target.num_layers)
         owner = ChainOwner(
             *(detour, self.nearby.blame, partial(_check_rows, width), is_signed),
@@ -593,8 +597,9 @@ class SessionOpener:
         if not room.holders or room.holders == best.hops or best.hedge is not None:
             return best
         with suppress(RouteError, RegistryError):
-            kept = await self._detour(best.numeric_class, (), room.holders)
-            if kept.hops == room.holders and kept.sweep_ms <= MOST_SLOWER * best.sweep_ms:
+            kept = await self._detour((best.numeric_class, None), (), room.holders)
+            is_alike = kept.rounding is not None or best.rounding is None
+            if kept.hops == room.holders and is_alike and kept.sweep_ms <= MOST_SLOWER * best.sweep_ms:
                 return kept
         return best
 
@@ -619,7 +624,7 @@ class SessionOpener:
 
     async def _detour(
         self,
-        numeric_class: str,
+        kind: tuple[str, str | None],
         avoid: Collection[str],
         keep: Sequence[RouteHop],
         *,
@@ -629,7 +634,7 @@ class SessionOpener:
         """A route of the same numeric class without some machines; the others stay where they are.
 
         Args:
-            numeric_class: of the session.
+            kind: numeric class of the session, and the mark of its processors; None where they round differently.
             avoid: machines to go around.
             keep: hops that have the session.
             within_s: how old what is known of machines may be.
@@ -643,7 +648,8 @@ class SessionOpener:
             self.nearby.query(self._query(avoid)),
             keep=tuple(hop for hop in keep if hop.peer in listed),
             replay_layer_ms=REPLAY_LAYER_MS,
-            numeric_class=numeric_class,
+            numeric_class=kind[0],
+            rounding=kind[1],
         )
         return self._best(records, query, ends_only=ends_only)
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from client.base.stats import Stats, SweepMeasurement
-from swarm.protocol.numeric_class import promises_texts
+from swarm.protocol.numeric_class import NumericClass
 
 
 def summary(stats: Stats) -> str:
     """One line: tokens, sweeps, acceptance length, speed, seed."""
-    why = "multi-step sampling" if promises_texts(stats.numeric_class) else stats.numeric_class
+    kind, why = NumericClass.parse(stats.numeric_class), stats.numeric_class
+    if kind is not None and kind.is_reproducible:
+        why = "multi-step sampling" if kind.is_same_everywhere else "its processors round differently"
     exact = "reproducible" if stats.reproducible else f"may differ from run to run ({why})"
     return (
         f"{stats.tokens} tokens in {_sweeps(stats)} · acceptance length {stats.acceptance_length:.2f} · "

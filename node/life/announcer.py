@@ -168,6 +168,7 @@ class Announcer:
             bucketed=host.bucketed,
             aux_rows=True,
             ends_only=True,
+            rounding=host.rounding,
             kv_tokens_free=0,
             kv_tokens_total=0,
             sequence=machine.sequence,

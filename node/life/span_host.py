@@ -142,6 +142,7 @@ class SpanHost:
     def __init__(self, resources: NodeResources) -> None:
         self.service: SpanService | None = None
         self.numeric_class = ""
+        self.rounding = ""
         self.sweep_ms: tuple[tuple[int, float], ...] = ()
         self.path = self.path_reason = ""
         self.bucketed = False
@@ -196,7 +197,7 @@ class SpanHost:
     def _note_path(self, model: SpanModel) -> None:
         """Keep and say how the layers run, which is known once they ran."""
         say, expected = self._resources.say, self.numeric_class
-        self.numeric_class = model.numeric_class
+        self.numeric_class, self.rounding = model.numeric_class, model.rounding
         has_one_way = model.device.type == "cpu" and model.path == PLAIN_PATH
         self.path, self.path_reason = ("", "") if has_one_way else (model.path, model.path_reason)
         if self.path:

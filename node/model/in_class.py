@@ -13,7 +13,7 @@ from swarm.base.errors import ConfigError
 from swarm.base.layers import Span
 from swarm.base.library_logging import bars_hidden
 from swarm.compute.weights.format import BITS
-from swarm.protocol.numeric_class import NumericClass
+from swarm.protocol.numeric_class import NumericClass, without_rounding
 
 NAMES: Final = {bits: name for name, bits in BITS.items()}
 
@@ -25,7 +25,7 @@ def load_in_class(name: str, numeric_class: str, layers: Span | None = None) -> 
 
     Args:
         name: folder, GGUF file or hub id.
-        numeric_class: as evidence has it.
+        numeric_class: as evidence has it; another processor's mark keeps nobody from recomputing.
         layers: default: all of the model.
 
     Raises:
@@ -36,6 +36,7 @@ def load_in_class(name: str, numeric_class: str, layers: Span | None = None) -> 
     found = NumericClass.parse(numeric_class)
     if found is None:
         raise ConfigError(f"this release does not know the class {numeric_class!r}")
+    numeric_class = without_rounding(numeric_class)
     if found.device != "cpu":
         raise ConfigError(f"{numeric_class} is no CPU's class, and models are recomputed on a CPU")
     span = layers or Span(0, dissect(checkpoint.config).num_layers)

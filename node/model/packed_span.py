@@ -35,6 +35,7 @@ from swarm.compute.packed_layers import (
     use_kernel_codes,
 )
 from swarm.compute.ragged_batch import RaggedModel, SessionRows
+from swarm.compute.rounding import rounding_of
 from swarm.compute.weights.stored_rows import DecodedMatrix, StoredRows
 from swarm.files.stored.matrix import PartedMatrix, bits_of
 from swarm.files.stored.source import StoredTensor, decoded
@@ -115,6 +116,7 @@ def load_packed(  # noqa: PLR0913 - a span, and how it is held
     loaded.weight_bits, loaded.stored_as = form.bits, form.stored
     if form.codes:
         loaded.varies = use_codes(loaded, ordered=ordered)
+        loaded.rounding = "" if loaded.varies else rounding_of(loaded.config)
     return loaded
 
 

@@ -739,7 +739,7 @@ class HopSession:
         received, sent = await self.commitments.settle()
         model = context.model
         made = Settlement(
-            *(attach.session, context.peer, attach.open.fingerprint, model.numeric_class, self.span, model.num_layers),
+            *(attach.session, context.peer, attach.open.fingerprint, model.signed_class, self.span, model.num_layers),
             *(self._role.codec, attach.generation, self._adopted, received, sent),
         )
         self._sealed = context.settling.seal(made, context.signer)

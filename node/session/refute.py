@@ -21,6 +21,7 @@ from swarm.base.ids import PeerId
 from swarm.base.layers import Span
 from swarm.base.tasks import TaskScope
 from swarm.protocol.limits import MAX_REPORT_BYTES
+from swarm.protocol.numeric_class import without_rounding
 from swarm.trust.bounds import Bounds, Differs, Judgement, Unclear
 from swarm.trust.claims import hop_claim
 from swarm.trust.hop_evidence import CheckedHop, check_hop
@@ -146,7 +147,8 @@ class Refuter:
     async def _calibrated(self, stretch: Stretch) -> Bounds | None:
         """How far the class may be off in these layers; None where that is known of all, or nothing decides."""
         model, layers = self._context.model, stretch.layers
-        if Bounds.known(model.numeric_class, stretch.numeric_class) or model.numeric_class != stretch.numeric_class:
+        theirs = stretch.numeric_class
+        if Bounds.known(model.signed_class, theirs) or model.numeric_class != without_rounding(theirs):
             return None
         if layers not in self._bounds:
             if len(self._bounds) >= KNOWN:

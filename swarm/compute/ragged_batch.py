@@ -23,6 +23,7 @@ from swarm.compute.weights.experts import PackedExperts
 from swarm.compute.weights.stored_weight import StoredWeight
 from swarm.files.families import max_positions
 from swarm.files.whole_model import load_causal_lm
+from swarm.protocol.numeric_class import with_rounding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,6 +117,7 @@ class RaggedModel(LayeredModel):
         stored_as: format of weights that are held as a quantised checkpoint has them; empty where none are.
         codes_version: of a CPU's products with the integers of that format; 0 where it has none.
         varies: why texts of a CPU that multiplies with integers are not promised; empty where they are.
+        rounding: mark of the processor where the class leaves rounding to it (`swarm.compute.rounding`); else empty.
         kernel_version: of the kernels that all its forwards run (`swarm.compute.kernels.support`); 0 on the plain path.
         path: how its forwards run, in words for people: `plain`, `kernels` or `graphs + kernels`.
         path_reason: why they do not run a faster way; empty where there is none.
@@ -139,6 +141,7 @@ class RaggedModel(LayeredModel):
         self.stored_as = ""
         self.codes_version = 0
         self.varies = ""
+        self.rounding = ""
         self.kernel_version = 0
         self.static: StaticPath | None = None
         self.path = PLAIN_PATH
@@ -148,6 +151,11 @@ class RaggedModel(LayeredModel):
     def numeric_class(self) -> str:
         """What changes the last bits of a result (`swarm.protocol.numeric_class`)."""
         return str(numeric_class_of(self.device, self.dtype, self.weight_bits, self.kernel_version, self.stored_as))
+
+    @property
+    def signed_class(self) -> str:
+        """The same with the processor's mark, as what it computes is signed."""
+        return with_rounding(self.numeric_class, self.rounding)
 
     @property
     def reads_codes(self) -> bool:

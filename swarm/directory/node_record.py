@@ -21,6 +21,7 @@ from swarm.link.certificate import MAX_CERTIFICATE_BYTES, check_certificate
 from swarm.link.egress.streams import split_host
 from swarm.link.endpoint import Endpoint, first_stop, parse_relayed
 from swarm.protocol.limits import MAX_COUNT, MAX_RECORD_BYTES, MAX_SWEEP_ROWS, SWEEP_MS
+from swarm.protocol.numeric_class import ROUNDING_DIGITS, with_rounding
 from swarm.protocol.peer_keys import peer_id_of
 
 MAX_SPEEDS: Final = 8
@@ -39,6 +40,7 @@ MAX_NAME_CHARACTERS: Final = 64
 FORMAT: Final = 2
 """Of records; until it grows, fields are only added at the end."""
 _NUMERIC_CLASS: Final = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_.+]+)+")
+_ROUNDING: Final = re.compile(rf"([0-9a-f]{{{ROUNDING_DIGITS}}})?")
 _VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]*")
 
 
@@ -90,6 +92,7 @@ class NodeRecord:
         swarm: the open swarm that it is of, which the directory fills in; None in a private one, or one without an id.
         ends_only: whether it does without token ids between the ends of a chain, and as a tail hears the client (P17).
         refuted: (peer, when) of machines whose signed work this node computed again, and found wrong within 24 hours.
+        rounding: mark of its processor, where its class leaves rounding to that; machines of one mark give equal bits.
         sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 
@@ -123,6 +126,7 @@ class NodeRecord:
     swarm: Annotated[SwarmId, exactly(SWARM_ID_BYTES)] | None = field(default=None, compare=False)
     ends_only: bool = False
     refuted: Annotated[tuple[tuple[AnyPeer, Annotated[float, UNIX_S]], ...], Size(MAX_REFUTED)] = ()
+    rounding: Annotated[str, Printable(ROUNDING_DIGITS, form=_ROUNDING)] = ""
     sealed: Annotated[bytes, Written(not_sent=True)] = field(default=b"", compare=False, repr=False)
 
     def check(self) -> None:
@@ -153,6 +157,11 @@ class NodeRecord:
                 check_certificate(self.certificate, self.peer)
             except ValueError as error:
                 raise Broken("certificate", str(error)) from None
+
+    @property
+    def signed_class(self) -> str:
+        """Its numeric class with its processor's mark, as it signs what it computes."""
+        return with_rounding(self.numeric_class, self.rounding)
 
     @property
     def endpoint(self) -> Endpoint:

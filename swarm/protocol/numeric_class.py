@@ -6,8 +6,10 @@
     cpu-float32+mxfp4              weights as the checkpoint holds them; with kernels as codes, else expanded
     cpu-bfloat16-k1+gguf           multiplied as they are on a CPU, with steps rounded to bfloat16
     cpu-bfloat16-k2+gguf           the same, and each row's bits depend on its own path alone
+    cpu-bfloat16-k2+gguf~1f03ac52  as a machine signs it: with its processor's mark (`swarm.compute.rounding`)
 
-Machines of one class can replace each other in the middle of a text; a chain never mixes classes.
+Machines of one class can replace each other in the middle of a text; a chain never mixes classes. Marks stand apart in
+records: a chain mixes them where it must, and promises no text then.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ LOSSY_ROWS: Final = "int8"
 ROUNDED: Final = {16: "w16", 8: "w8", 4: "w4z"}
 """Weights that were rounded on load, by their bits. Another rounding is another name, which old machines do not know:
 `w4` had groups of 64 without zeros."""
+ROUNDING_DIGITS: Final = 8
+"""Of a processor's mark."""
 _FORM = re.compile(
     r"(?P<device>[a-z][a-z0-9_]*)(?:-(?P<arch>(?:sm|gfx)[0-9a-z_]+))?-(?P<dtype>b?float[0-9]+)"
     r"(?:-k(?P<kernels>[1-9][0-9]{0,3}))?(?:\+(?P<weights>w16|w8|w4z)|\+(?!int8|w[0-9])(?P<stored>[a-z][a-z0-9_]{1,31}))?"
-    r"(?P<rows>\+int8)?"
+    r"(?P<rows>\+int8)?(?:~(?P<rounding>[0-9a-f]{8}))?"
 )
 
 
@@ -45,6 +49,7 @@ class NumericClass:
         lossy_rows: whether rows travel in the int8 codec.
         stored: format of weights that are held as a quantised checkpoint has them, such as `mxfp4`; empty where none
             are. Weights that were rounded on load have `weights` instead: a published int4 and ours are two classes.
+        rounding: mark of the processor, where the class names none and bits depend on it; else empty.
     """
 
     device: str
@@ -54,6 +59,7 @@ class NumericClass:
     weights: int = 0
     lossy_rows: bool = False
     stored: str = ""
+    rounding: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -69,13 +75,14 @@ class NumericClass:
             next((bits for bits, name in ROUNDED.items() if name == found["weights"]), 0),
             found["rows"] is not None,
             found["stored"] or "",
+            found["rounding"] or "",
         )
 
     def __str__(self) -> str:
         arch, kernels = f"-{self.arch}" if self.arch else "", f"-k{self.kernels}" if self.kernels else ""
         weights = f"+{ROUNDED[self.weights]}" if self.weights else f"+{self.stored}" if self.stored else ""
         rows = "+int8" if self.lossy_rows else ""
-        return f"{self.device}{arch}-{self.dtype}{kernels}{weights}{rows}"
+        return with_rounding(f"{self.device}{arch}-{self.dtype}{kernels}{weights}{rows}", self.rounding)
 
     @property
     def is_reproducible(self) -> bool:
@@ -87,12 +94,22 @@ class NumericClass:
     def is_same_everywhere(self) -> bool:
         """Whether any two machines of the class differ in last bits alone: in fp32, or by one architecture's kernels.
 
-        A CPU's coarse class names no processor, and kinds of processors round otherwise.
+        A CPU's coarse class names no processor, and kinds of processors round otherwise: with their mark, alike.
         """
-        return self.is_reproducible and (self.dtype == EXACT or self.arch != "")
+        return self.is_reproducible and (self.dtype == EXACT or bool(self.arch or self.rounding))
 
 
 def promises_texts(text: str) -> bool:
     """Whether a class is reproducible, as a record writes it; one that this version does not know promises nothing."""
     found = NumericClass.parse(text)
     return found is not None and found.is_reproducible
+
+
+def with_rounding(numeric_class: str, rounding: str) -> str:
+    """A class, as a record writes it, with a processor's mark; without one where that is empty."""
+    return f"{numeric_class}~{rounding}" if rounding else numeric_class
+
+
+def without_rounding(numeric_class: str) -> str:
+    """A class without the mark, as records have it."""
+    return numeric_class.partition("~")[0]

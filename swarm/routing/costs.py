@@ -112,6 +112,8 @@ class RouteQuery:
         keep: hops that hold the session already; such a hop computes exactly its layers. Their records must be given.
         replay_layer_ms: cost of each layer that no kept hop computes.
         numeric_class: the only one that may be used, None for any.
+        rounding: the mark of processors (`NodeRecord.rounding`) that goes before all others, None for any.
+        alike: whether processors of one mark must compute the whole chain.
         seed: chooses among chains of nearly the same time, so that clients spread; None takes the fastest.
         slowness: by peer, how many times as long as it claims a machine takes, by what this client measured.
         newcomer: the same for machines that this client never measured.
@@ -130,6 +132,8 @@ class RouteQuery:
     keep: tuple[RouteHop, ...] = ()
     replay_layer_ms: float = 0.0
     numeric_class: str | None = None
+    rounding: str | None = None
+    alike: bool = False
     seed: int | None = None
     slowness: Mapping[PeerId, float] = field(default_factory=dict)
     newcomer: float = 1.0

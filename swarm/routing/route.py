@@ -41,6 +41,8 @@ MANY_ROWS = 64
 """Size of the sweep that, beside one of a single row, gives the cost of a further row."""
 MIN_STEP = 1.25
 """Buckets whose rows differ by a smaller factor count as one."""
+ALIKE_SLOWER = 2.0
+"""A chain of processors that round alike may take so many times as long as one that promises no text."""
 
 __all__ = ["Route", "RouteQuery", "best_route", "hedged", "no_route", "runner_up"]
 
@@ -113,6 +115,12 @@ class Route:
         return self.records[0].numeric_class
 
     @property
+    def rounding(self) -> str | None:
+        """The one mark of its processors; None where they round differently."""
+        marks = {record.rounding for record in self._all_records}
+        return marks.pop() if len(marks) == 1 else None
+
+    @property
     def sweep_ms(self) -> float:
         """Predicted time of a sweep, from the client and back, drafting not counted."""
         return sum(cost.total_ms for cost in self.costs) + self.return_ms
@@ -120,6 +128,8 @@ class Route:
 
 def best_route(records: Sequence[NodeRecord], query: RouteQuery) -> Route:
     """The fastest chain of one numeric class over layers `[0, num_layers)`; with a seed, one of the nearly fastest.
+
+    One whose processors round alike goes before faster ones, if it is not much slower.
 
     Args:
         records: valid records of one model.
@@ -129,7 +139,7 @@ def best_route(records: Sequence[NodeRecord], query: RouteQuery) -> Route:
         RouteError: no node takes the session on some layers; names them and the command that would fill the gap.
     """
     ordered = sorted(records, key=lambda record: (record.span.start, record.peer))
-    found = [one for kind in _classes(ordered, query) if (one := _best_of(kind, query)) is not None]
+    found = [one for kind in _classes(ordered, query) if (one := _best_of_class(kind, query)) is not None]
     if found:
         return min(found, key=lambda pair: pair[0])[1]
     raise _no_chain(ordered, query)
@@ -147,7 +157,7 @@ def runner_up(records: Sequence[NodeRecord], query: RouteQuery, best: Route) -> 
 
 
 def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery, first: int | None = None) -> Route:
-    """The route with a replica for one of its hops: the fastest machine of the same numeric class.
+    """The route with a replica for one of its hops: the fastest machine of the same numeric class and rounding.
 
     The slowest hop that can have one has it, unless a spare machine holds the session already for another hop.
 
@@ -177,7 +187,9 @@ def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery, first
         fitting = [
             one
             for one in spare
-            if one.span.contains(hop.span) and (can_join(one, query) or RouteHop(one.peer, hop.span) in held)
+            if one.span.contains(hop.span)
+            and one.rounding == route.records[place].rounding
+            and (can_join(one, query) or RouteHop(one.peer, hop.span) in held)
         ]
         if fitting:
             replica = min(fitting, key=cost_ms)
@@ -199,6 +211,26 @@ def _classes(records: Iterable[NodeRecord], query: RouteQuery) -> list[list[Cand
         if can_join(record, query) and not (query.avoid and record.endpoint.relay in query.avoid):
             offers.append(Candidate(record, record.span))
     return [classes[kind] for kind in sorted(classes) if classes[kind]]
+
+
+def _best_of_class(candidates: Sequence[Candidate], query: RouteQuery) -> tuple[float, Route] | None:
+    """The chain that is taken of one class, and its cost."""
+    best = _best_of(candidates, query)
+    if best is None or (best[1].rounding is not None and query.rounding in (None, best[1].rounding)):
+        return best
+
+    def of_mark(mark: str) -> tuple[float, Route] | None:
+        return _best_of([one for one in candidates if one.record.rounding == mark], query)
+
+    alike = None
+    if query.rounding is not None:  # a session's: with it the text goes on as it was
+        alike = of_mark(query.rounding)
+    elif not query.keep:
+        found = map(of_mark, sorted({one.record.rounding for one in candidates}))
+        alike = min((one for one in found if one is not None), key=lambda pair: pair[0], default=None)
+        if alike is not None and not query.alike and alike[0] > ALIKE_SLOWER * best[0]:
+            alike = None
+    return alike if alike is not None or query.alike else best
 
 
 def _best_of(candidates: Sequence[Candidate], query: RouteQuery) -> tuple[float, Route] | None:
@@ -294,6 +326,7 @@ def no_route(query: RouteQuery, missing: Sequence[tuple[int, int]], classes: Seq
     """
     if not missing:
         kinds = f"the numeric class {query.numeric_class}" if query.numeric_class else "one numeric class"
+        kinds += ", on processors that round alike," if query.alike else ""
         return RouteError(f"no chain of {kinds} covers {query.name} (there are {', '.join(classes)})", ())
     line = serve_line(query.name, Span(*missing[0]), query.join)
     return RouteError(f"nobody serves {_gaps(missing)} of {query.name}; this fills the gap: {line}", missing)

@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from swarm.protocol.numeric_class import NumericClass, promises_texts
+from swarm.protocol.numeric_class import NumericClass, promises_texts, without_rounding
 
 FLOOR: Final = 1e-5
 """Of a row, where only the order of sums differs: some seven times the largest that was measured."""
@@ -64,7 +64,7 @@ class Bounds:
         """Those that hold for every model; None where they must be calibrated."""
         if is_exact(ours, theirs):
             return cls(ours, theirs)
-        if ours == theirs and promises_texts(ours):
+        if promises_texts(ours) and without_rounding(ours) == without_rounding(theirs):
             return cls(ours, theirs, FAR_ROW, FAR_PICK, FAR_MEDIAN)
         return None
 
@@ -118,10 +118,10 @@ Judgement = Agrees | Differs | Unclear
 
 
 def is_exact(one: str, other: str) -> bool:
-    """Whether honest rows of two machines differ in last bits alone: of one class that is fp32, or of a card's kernels.
+    """Whether honest rows of two machines differ in last bits alone: in fp32, by a card's kernels, on one kind of CPU.
 
     Args:
-        one: a numeric class, as a record has it.
+        one: a numeric class, as a machine signs it.
         other: the other machine's.
     """
     found = NumericClass.parse(one)

@@ -11,7 +11,7 @@ from swarm.base.ids import PeerId
 from swarm.base.layers import Span
 from swarm.compute.row_codec import decode_rows
 from swarm.protocol.messages import Codec
-from swarm.protocol.numeric_class import LOSSY_ROWS
+from swarm.protocol.numeric_class import LOSSY_ROWS, without_rounding
 from swarm.trust.evidence import Checked, EvidencedSpan, TextEvidence, load, spans_in, verify_signatures
 from swarm.trust.hop_evidence import CheckedHop, check_hop, is_hop_evidence
 from swarm.trust.replay import Pick, Stretch
@@ -49,20 +49,23 @@ def hop_claim(checked: CheckedHop) -> Claim:
 
 
 def _kind(settlement: Settlement) -> str:
-    """In which numeric class a machine computed, and its rows travelled."""
-    return settlement.numeric_class + (f"+{LOSSY_ROWS}" if settlement.codec is Codec.INT8 else "")
+    """In which numeric class a machine computed, with its processor's mark, and its rows travelled."""
+    if settlement.codec is not Codec.INT8:
+        return settlement.numeric_class
+    return f"{without_rounding(settlement.numeric_class)}+{LOSSY_ROWS}"  # no mark: nothing of it is equal to the bit
 
 
 def claims_of(evidence: TextEvidence, checked: Checked) -> Claims:
     """The claims of evidence whose signatures hold."""
     settlements = checked.settlements
-    kind = _kind(settlements[0]) if settlements else ""
-    claims = [_claim(part, checked, kind, evidence.told.prompt_tokens) for part in spans_in(evidence, checked)]
+    kinds = sorted(set(map(_kind, settlements)))
+    kind = kinds[0] if len(kinds) == 1 else without_rounding(kinds[0]) if kinds else ""
+    claims = [_claim(part, checked, evidence.told.prompt_tokens) for part in spans_in(evidence, checked)]
     claims += [_of_all(evidence, checked, kind)] if settlements else []
     return Claims(evidence.told.fingerprint, kind, tuple(claims), _notes(checked))
 
 
-def _claim(part: EvidencedSpan, checked: Checked, kind: str, prompt_tokens: int) -> Claim:
+def _claim(part: EvidencedSpan, checked: Checked, prompt_tokens: int) -> Claim:
     """What one machine signed of its part."""
     own = part.settlement
     layers, peers = own.span, (PeerId(own.peer),)
@@ -74,7 +77,7 @@ def _claim(part: EvidencedSpan, checked: Checked, kind: str, prompt_tokens: int)
     picks = tuple(
         Pick(position, token, checked.sampling) for position, token in part.picks if position + 1 >= prompt_tokens
     )
-    return Claim(peers, layers, Stretch(layers, kind, part.tokens, entering, leaving, picks))
+    return Claim(peers, layers, Stretch(layers, _kind(own), part.tokens, entering, leaving, picks))
 
 
 def _of_all(evidence: TextEvidence, checked: Checked, kind: str) -> Claim:

@@ -36,6 +36,7 @@ from swarm.protocol.limits import (
     TokenNumber,
 )
 from swarm.protocol.messages import PeerName, RouteHop, RouteHops, Rows, Sampling, ShortText, Sweep
+from swarm.protocol.numeric_class import without_rounding
 from swarm.protocol.session import Limits, SessionState
 from swarm.trust.commitment import (
     PICK,
@@ -442,6 +443,11 @@ def _to_hop0(session: SessionId, sweep: Sweep, replay: _Replay, *, is_snapshot: 
     return commit_tokens(session, sweep.sequence, nodes, tokens, snapshot=is_snapshot)
 
 
+def _computed(settlement: Settlement) -> tuple[str, int]:
+    """In which class, whatever its processor, and how many layers the model has."""
+    return without_rounding(settlement.numeric_class), settlement.num_layers
+
+
 def _opened(evidence: TextEvidence) -> tuple[Settlement, ...]:
     """The settlements, each of which belongs to this text."""
     told = evidence.told
@@ -462,7 +468,7 @@ def _opened(evidence: TextEvidence) -> tuple[Settlement, ...]:
             raise EvidenceError("route", f"{one.peer} {one.span} stands in none")
         if one.generation not in {route.generation for route in routes}:
             raise EvidenceError("route", f"{one.peer} settled generation {one.generation}, which was not its own")
-        if found and (one.numeric_class, one.num_layers) != (found[0].numeric_class, found[0].num_layers):
+        if found and _computed(one) != _computed(found[0]):
             raise EvidenceError("numeric_class", f"{one.peer} computed in another one")
         if found and one.codec is not found[0].codec:
             raise EvidenceError("codec", f"{one.peer} has another one")

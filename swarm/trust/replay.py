@@ -26,7 +26,7 @@ from swarm.compute.kv_cache import KvCache
 from swarm.compute.ordered_rows import unordered
 from swarm.compute.path_rules import PathRules
 from swarm.compute.ragged_batch import RaggedModel, SessionRows
-from swarm.protocol.numeric_class import EXACT, NumericClass
+from swarm.protocol.numeric_class import EXACT, NumericClass, without_rounding
 from swarm.protocol.pick_rules import Sampling
 from swarm.protocol.session import Limits, SessionState
 from swarm.trust.bounds import (
@@ -206,11 +206,12 @@ def judging_twice(
 
 def known_bounds(span: RaggedModel, stretch: Stretch, bounds: Bounds | None = None) -> Bounds | Unclear:
     """The bounds between a span's class and a stretch's, or why nothing decides."""
-    ours, theirs = span.numeric_class, stretch.numeric_class
+    ours, theirs = span.signed_class, stretch.numeric_class
     if (reason := undecidable(ours, theirs)) is not None:
         return Unclear(reason)
     bounds = bounds or Bounds.known(ours, theirs)
-    if bounds is None or (bounds.ours, bounds.theirs) != (ours, theirs):
+    asked = without_rounding(ours), without_rounding(theirs)
+    if bounds is None or (without_rounding(bounds.ours), without_rounding(bounds.theirs)) != asked:
         return Unclear(f"how far {ours} and {theirs} may be apart was not calibrated")
     return bounds
 
@@ -232,9 +233,10 @@ def undecidable(ours: str, theirs: str) -> str | None:
     """Why rows of one numeric class say nothing of another's; None where they do: of equal ones, or against fp32."""
     own = NumericClass.parse(ours)
     is_truth = own is not None and (own.dtype, own.weights, own.lossy_rows) == (EXACT, 0, False)
-    if ours == theirs or is_truth:
+    if without_rounding(ours) == without_rounding(theirs) or is_truth:
         return None
-    return f"{ours} does not decide what {theirs} computes; recompute in {theirs}, or in float32"
+    theirs = without_rounding(theirs)
+    return f"{without_rounding(ours)} does not decide what {theirs} computes; recompute in {theirs}, or in float32"
 
 
 def calibrate(span: RaggedModel, layers: Span | None = None, other: RaggedModel | None = None) -> Bounds:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from swarm.base.ids import PeerId
 from swarm.base.layers import Span
 from swarm.compute.ragged_batch import RaggedModel
+from swarm.protocol.numeric_class import without_rounding
 from swarm.trust.bounds import Agrees, Differs, Judgement, Unclear, is_exact
 from swarm.trust.replay import Stretch, calibrate, judge
 
@@ -122,6 +123,6 @@ def _judged(span: RaggedModel, claim: Claim) -> Judgement:
         return Unclear(claim.missing)
     if not span.span.contains(claim.layers):
         return Unclear(f"needs layers {claim.layers}, and {span.span} are here")
-    classes = span.numeric_class, claim.stretch.numeric_class
-    needs_calibration = classes[0] == classes[1] and not is_exact(*classes)
+    ours, theirs = span.signed_class, claim.stretch.numeric_class
+    needs_calibration = span.numeric_class == without_rounding(theirs) and not is_exact(ours, theirs)
     return judge(span, claim.stretch, calibrate(span, claim.layers) if needs_calibration else None)

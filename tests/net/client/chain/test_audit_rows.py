@@ -201,7 +201,7 @@ async def test_evidence_refutes_who_lies_and_nobody_else(
         found = replace(found, asked=(first.hop.peer,))
         liar = _Redone(leaving or _Picked.of_text(cut), sender, cut.committed)
         bounds = Bounds(text.route.numeric_class, text.route.numeric_class)
-        await auditor._name(liar, entering, cut, (Differs("rows", (48,), 1, 1.0, bounds.row), bounds), (first,))
+        await auditor._name(liar, entering, cut, Differs("rows", (48,), 1, 1.0, bounds.row), (first,))
         return found
 
     monkeypatch.setattr(Auditor, "audit", naming)

@@ -14,10 +14,12 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from client import AsyncSwarm
+from node.model import packed_span
 from node.session.sweep_run import AskedPicks, SweepRun
 from swarm.compute.row_codec import decode_rows, encode_rows
 from swarm.compute.weights.format import computes_bfloat16
-from swarm.trust.bounds import Agrees, Differs
+from swarm.protocol.numeric_class import ROUNDING_DIGITS
+from swarm.trust.bounds import FAR_MEDIAN, FLOOR, PICK_FLOOR, Agrees, Differs
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.model.gguf_files import TinyGguf
 from tests.net.three_nodes import engine_of, service_of, until
@@ -49,6 +51,7 @@ async def audited(client: AsyncSwarm, place: int) -> Any:  # noqa: ANN401
     """A text, and the audit of one of its hops."""
     auditor = client._opener.auditor
     assert auditor is not None
+    await auditor.newest()  # of the text before
     auditor.draw = lambda _: place
     before = len(auditor.done)
     await client.generate(IDS, **OPTIONS)
@@ -63,13 +66,14 @@ async def audited(client: AsyncSwarm, place: int) -> Any:  # noqa: ANN401
 async def test_honest_machines_agree_to_the_bit(here: InProcessSwarm) -> None:
     async with here.client(check_picks=1.0, audit=1.0) as client:
         found = await client.generate(IDS, **OPTIONS)
-        assert found.stats.numeric_class == KIND
+        kind, _, mark = found.stats.numeric_class.partition("~")
+        assert (kind, len(mark)) == (KIND, ROUNDING_DIGITS)
         checks = found.stats.picks
         assert (checks.judged, checks.largest_gap, checks.refuted) == (len(found.tokens), 0.0, ())
         for place in range(2):
             audit = await audited(client, place)
             assert isinstance(audit.verdict, Agrees), audit.verdict
-            assert audit.verdict.largest == 0.0
+            assert (audit.verdict.largest, audit.verdict.bound) == (0.0, FLOOR if place == 0 else PICK_FLOOR)
             assert audit.named is None
 
 
@@ -89,8 +93,8 @@ async def test_a_tail_that_picks_otherwise_is_refuted(here: InProcessSwarm, monk
     assert found.tokens == wanted.tokens
 
 
-async def test_a_hop_of_other_rows_is_named(here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a fifth, as weights of four bits would change them; the third machine says who of two it is."""
+def let_lie(monkeypatch: pytest.MonkeyPatch, noise: float) -> list[Any]:
+    """Rows of the first machine that has some to send are off by so much; the list gets its model."""
     encode, liars = SweepRun.encode, list[Any]()
 
     def lying(run: SweepRun) -> None:
@@ -101,10 +105,19 @@ async def test_a_hop_of_other_rows_is_named(here: InProcessSwarm, monkeypatch: p
             liars.append(run.model)
         if run.model is liars[0]:
             rows = decode_rows(run.rows, torch.float32)
-            noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(len(rows)))
-            run.rows = encode_rows(rows * (1 + 0.2 * noise), run.rows.codec)
+            drawn = torch.randn(rows.shape, generator=torch.Generator().manual_seed(len(rows)))
+            run.rows = encode_rows(rows * (1 + noise * drawn), run.rows.codec)
 
     monkeypatch.setattr(SweepRun, "encode", lying)
+    return liars
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.005])
+async def test_a_hop_of_other_rows_is_named(
+    noise: float, here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a fifth, or by less than any other kind of processor rounds; the third machine says who of two it is."""
+    liars = let_lie(monkeypatch, noise)
     async with here.client(audit=1.0) as client:
         audit = await audited(client, 0)
     assert isinstance(audit.verdict, Differs)
@@ -112,3 +125,25 @@ async def test_a_hop_of_other_rows_is_named(here: InProcessSwarm, monkeypatch: p
     assert audit.named is not None
     (liar,) = [node for node in here.nodes if service_of(node).sessions._context.model is liars[0]]
     assert audit.named == liar.peer_id
+
+
+async def test_processors_of_two_marks_are_not_named_for_rounding_and_promise_no_text_together(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = iter("00112" + "01")
+    monkeypatch.setattr(packed_span, "rounding_of", lambda config: next(marks) * ROUNDING_DIGITS)
+    async with in_process_swarm(file, ["0-2", "2-3", "0-2", "2-3", "0-2"], dtype="auto") as running:
+        for node in running.nodes:
+            await engine_of(node).on_thread(int)
+        async with running.client(audit=1.0) as client:
+            found = await client.generate(IDS, **OPTIONS)
+            mark = found.stats.numeric_class.partition("~")[2]
+            assert mark[0] in "01", "a chain of one kind goes before one of two"
+            assert found.stats.reproducible
+            let_lie(monkeypatch, 0.005)  # as another processor's rows are
+            audit = await audited(client, 0)
+            assert isinstance(audit.verdict, Agrees), audit.verdict
+            assert audit.verdict.bound == FAR_MEDIAN
+    async with in_process_swarm(file, ["0-2", "2-3"], dtype="auto") as running, running.client() as client:
+        mixed = await client.generate(IDS, **OPTIONS)
+        assert (mixed.stats.reproducible, mixed.stats.numeric_class) == (False, KIND)

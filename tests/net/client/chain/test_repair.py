@@ -79,6 +79,19 @@ async def test_a_death_with_a_sweep_in_flight(
     assert (repair.generation, repair.replaced, repair.is_move) == (1, (nodes[victim].peer_id,), False)
 
 
+@pytest.mark.parametrize("others", [("c1",), ()], ids=["with another", "alone"])
+async def test_a_processor_that_rounds_otherwise_goes_on_only_where_there_is_no_other(
+    others: Sequence[str], nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text is not called reproducible then, and a line says so."""
+    monkeypatch.setattr(nodes["b1"].running.host, "rounding", "0123abcd")
+    plain, result = await struck(nodes, ("a1",), ("b1", *others))
+    assert result.tokens == plain, "in float32"
+    assert nodes.route() == ["a0", *(others or ("b1",)), "a2"]
+    assert result.stats.reproducible == bool(others)
+    assert ("rounds otherwise" in caplog.text) == (not others)
+
+
 @pytest.mark.parametrize(("victim", "at"), [("a0", 3), ("a1", 1), ("a2", 3)])
 async def test_a_death_in_the_middle_of_a_prompt(
     victim: str, at: int, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch

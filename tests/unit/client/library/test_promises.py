@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -40,7 +41,8 @@ class Listing:
 
 
 def machine(number: int, start: int, end: int, kind: str, ms: float = FAST) -> NodeRecord:
-    more: dict[str, Any] = {"numeric_class": kind, "sweep_ms": ((1, ms),), "kv_tokens_free": 9_999}
+    kind, _, mark = kind.partition("~")
+    more: dict[str, Any] = {"numeric_class": kind, "sweep_ms": ((1, ms),), "kv_tokens_free": 9_999, "rounding": mark}
     return sample_record(PEERS[number], span=Span(start, end), **more | {"kv_tokens_total": 9_999})
 
 
@@ -85,11 +87,11 @@ async def test_a_repair_stays_in_its_class(*, reproducible: bool) -> None:
     chain, spare = (machine(0, 0, 6, FIRST), machine(1, 6, 12, FIRST)), machine(5, 6, 12, FIRST, SLOW)
     first = await opener(*chain, reproducible=reproducible).route()
     opened = opener(*chain, *others, spare, reproducible=reproducible)
-    repaired = await opened._detour(FIRST, {PEERS[1]}, first.hops[:1], within_s=0.0)
+    repaired = await opened._detour((FIRST, ""), {PEERS[1]}, first.hops[:1], within_s=0.0)
     assert [record.peer for record in repaired.records] == [PEERS[0], PEERS[5]]
     opened = opener(*chain, *others, reproducible=reproducible)
     with pytest.raises(RouteError, match="no chain of"):
-        await opened._detour(FIRST, {PEERS[1]}, first.hops[:1], within_s=0.0)
+        await opened._detour((FIRST, ""), {PEERS[1]}, first.hops[:1], within_s=0.0)
 
 
 async def test_classes_of_old_and_of_newer_releases() -> None:
@@ -98,3 +100,55 @@ async def test_classes_of_old_and_of_newer_releases() -> None:
     assert (await opener(newer, machine(1, 0, 12, PLAIN, SLOW), reproducible=False).route()).numeric_class == PLAIN
     with pytest.raises(UnsupportedModel, match=r"compute in cuda-sm90-bfloat16-k1\+w2; update it"):
         await opener(newer).route()
+
+
+CPU = "cpu-bfloat16-k2+gguf"
+HERE, THERE = f"{CPU}~0123abcd", f"{CPU}~89ab4567"
+"""A class that leaves rounding to the processor, with the marks of two."""
+
+
+def mark_of(kind: str) -> str:
+    return kind.partition("~")[2]
+
+
+@pytest.mark.parametrize(("slow", "is_taken"), [(1.5, True), (3.0, False)])
+async def test_processors_that_round_alike_are_taken_unless_they_are_much_slower(slow: float, is_taken: bool) -> None:
+    ms = 200.0
+    mixed = [machine(0, 0, 6, HERE, ms), machine(1, 6, 12, THERE, ms)]
+    alike = machine(2, 6, 12, HERE, 2 * slow * ms - ms)
+    found = await opener(*mixed, alike, reproducible=False).route()
+    assert found.rounding == (mark_of(HERE) if is_taken else None)
+    assert [record.peer for record in found.records] == [PEERS[0], PEERS[2 if is_taken else 1]]
+    assert (await opener(*mixed, alike).route()).rounding == mark_of(HERE), "who wants the promise waits for it"
+    assert (await opener(*mixed, reproducible=False).route()).rounding is None
+    with pytest.raises(RouteError, match=r"covers demo"):
+        await opener(*mixed).route()
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+async def test_a_repair_stays_with_processors_that_round_alike(*, reproducible: bool) -> None:
+    """However slow they are: with any other the text may go on otherwise, and is not called reproducible then."""
+    chain = (machine(0, 0, 6, HERE), machine(1, 6, 12, HERE))
+    spare, other = machine(2, 6, 12, HERE, 99 * SLOW), machine(3, 6, 12, THERE)
+    whole = machine(4, 0, 12, THERE)
+    first = await opener(*chain, reproducible=reproducible).route()
+    session = (CPU, first.rounding)
+    opened = opener(*chain, spare, other, whole, reproducible=reproducible)
+    repaired = await opened._detour(session, {PEERS[1]}, first.hops[:1], within_s=0.0)
+    assert [record.peer for record in repaired.records] == [PEERS[0], PEERS[2]]
+    opened = opener(*chain, other, reproducible=reproducible)
+    if reproducible:
+        with pytest.raises(RouteError, match="processors that round alike"):
+            await opened._detour(session, {PEERS[1]}, first.hops[:1], within_s=0.0)
+    else:
+        repaired = await opened._detour(session, {PEERS[1]}, first.hops[:1], within_s=0.0)
+        assert [record.peer for record in repaired.records] == [PEERS[0], PEERS[3]]
+
+
+async def test_a_replica_rounds_as_the_machine_that_it_is_compared_with() -> None:
+    chain = (machine(0, 0, 6, HERE), machine(1, 6, 12, HERE))
+    fast, slow = machine(2, 6, 12, THERE), machine(3, 6, 12, HERE, SLOW)
+    found = await replace(opener(*chain, fast, slow), hedge=True).route()
+    assert found.replica is not None
+    assert found.replica.peer == PEERS[3]
+    assert (await replace(opener(*chain, fast), hedge=True).route()).replica is None

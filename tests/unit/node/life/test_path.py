@@ -45,7 +45,8 @@ def loaded(device: str, path: str, reason: str, kind: str, planned: str = "") ->
     said: list[str] = []
     host = SpanHost(cast("NodeResources", SimpleNamespace(config=None, say=said.append)))
     host.numeric_class = planned
-    model = SimpleNamespace(device=torch.device(device), path=path, path_reason=reason, numeric_class=kind)
+    held = torch.device(device)
+    model = SimpleNamespace(device=held, path=path, path_reason=reason, numeric_class=kind, rounding="")
     host._note_path(cast("SpanModel", model))
     assert host.numeric_class == kind
     return host, said

@@ -37,7 +37,10 @@ class Node:
         self.told: list[Refutation] = []
         self.slices = 0
         self.may_go_on = asyncio.Event()
-        model = SimpleNamespace(span=Span(0, 8), num_layers=12, numeric_class="cpu-float32", forwards=7, rows_in=9)
+        kind = "cpu-float32"
+        model = SimpleNamespace(
+            span=Span(0, 8), num_layers=12, numeric_class=kind, signed_class=kind, forwards=7, rows_in=9
+        )
         engine = SimpleNamespace(on_thread=self.on_thread)
         context = SimpleNamespace(peer=PeerId("me"), model=model, engine=engine, refuted=self.told.append)
         self.model = model
