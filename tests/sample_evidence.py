@@ -44,6 +44,7 @@ WIDTH = 8
 SAMPLING = Sampling(seed=5, temperature=0.7)
 PROMPT, ANSWER = (1, 2, 3), (4, 5, 6, 7)
 FINGERPRINT = "f" * 64
+SIGNED_AT = 1_790_000_000
 
 
 @cache
@@ -97,7 +98,7 @@ class SignedText:
             received, left = (settled(stream, one.peer) for stream in streams[place : place + 2])
             made = Settlement(
                 *(session, one.peer, FINGERPRINT, "cpu-float32", one.span, 12, Codec.FP32, 0, 0),
-                *((received,), (left,)),
+                *((received,), (left,), SIGNED_AT),
             )
             self.settlements.append(made)
         self.messages = [stream.messages for stream in streams[1:]]

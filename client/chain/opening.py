@@ -36,7 +36,8 @@ from swarm.base.errors import HopError, SwarmError
 from swarm.base.ids import PeerId
 from swarm.base.quota import UNKNOWN, address_key, is_private, site_key
 from swarm.base.tasks import TaskScope
-from swarm.directory.node_record import REFUTED_S, NodeRecord
+from swarm.directory.node_record import NodeRecord
+from swarm.protocol.limits import REFUTED_S
 from swarm.routing.costs import FAILURE_HALF_LIFE_S, HOP_OVERHEAD_MS, RouteForecast, sweep_ms, wait_ms
 from swarm.routing.latency import TIMEOUT_S, measure_delays, worth_measuring
 from swarm.routing.route import Route, RouteQuery

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ from swarm.trust.evidence import (
     told_bytes,
     verify_signatures,
 )
-from swarm.trust.settlement import Settlement, opened
+from swarm.trust.settlement import Settlement, check_date, opened
 
 SETTLE_S = 5.0
 """How long a hop may take to sign, or to give a part of what it signed."""
@@ -173,6 +174,7 @@ class Settler:
                 if not answer.held:
                     raise HopClosed(hop.peer, str(hop.span), "no longer holds this session")
                 settlement = opened(answer.sealed)
+                check_date(settlement, time.time())
                 if (settlement.peer, settlement.span, settlement.session) != (hop.peer, hop.span, self._key.session):
                     raise RemoteProtocolError("settlement", "is of another machine or session")
                 replies = await self._replies(hop, settlement) if settlement.is_tail else []

@@ -20,7 +20,8 @@ from node.session.table import ClassHoldings
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
 from swarm.base.version import VERSION
-from swarm.directory.node_record import MAX_REFUTED, REFUTED_S, NodeState
+from swarm.directory.node_record import MAX_REFUTED, NodeState
+from swarm.protocol.limits import REFUTED_S
 from swarm.status.messages import (
     MAX_OFF,
     MAX_RECEIPTS,

@@ -740,7 +740,7 @@ class HopSession:
         model = context.model
         made = Settlement(
             *(attach.session, context.peer, attach.open.fingerprint, model.signed_class, self.span, model.num_layers),
-            *(self._role.codec, attach.generation, self._adopted, received, sent),
+            *(self._role.codec, attach.generation, self._adopted, received, sent, int(time.time())),
         )
         self._sealed = context.settling.seal(made, context.signer)
         return self._sealed

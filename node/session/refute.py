@@ -15,12 +15,13 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Final, TypeVar
 
+from node.session.admission import CLOCKS_DIFFER_S
 from node.session.context import NodeContext
 from swarm.base.errors import Busy, RemoteProtocolError
 from swarm.base.ids import PeerId
 from swarm.base.layers import Span
 from swarm.base.tasks import TaskScope
-from swarm.protocol.limits import MAX_REPORT_BYTES
+from swarm.protocol.limits import MAX_REPORT_BYTES, REFUTED_S
 from swarm.protocol.numeric_class import without_rounding
 from swarm.trust.bounds import Bounds, Differs, Judgement, Unclear
 from swarm.trust.claims import hop_claim
@@ -116,6 +117,8 @@ class Refuter:
             raise RemoteProtocolError("report", f"is of layers {own.span}, and {model.span} are here")
         if (reason := undecidable(model.numeric_class, own.numeric_class)) is not None:
             raise RemoteProtocolError("report", reason)
+        if not -CLOCKS_DIFFER_S < time.time() - own.at < REFUTED_S:
+            raise RemoteProtocolError("report", "is of what was signed more than a day ago, or will be")
         if count > MAX_POSITIONS:
             raise RemoteProtocolError("report", f"is of {count} positions; {MAX_POSITIONS} are computed at most")
         if self.is_busy or self._free_tokens() < count:

@@ -31,8 +31,6 @@ MAX_DELAYS: Final = 16
 """Delays that a record may hold."""
 MAX_REFUTED: Final = 8
 """Machines that a record may say to have found wrong."""
-REFUTED_S: Final = 86_400.0
-"""For how long it says so."""
 MAX_ROW_BYTES: Final = 2**20
 MAX_ADDRESS: Final = 340
 """Characters of an address, at most: a host name of 253, or a relay's behind a peer id."""

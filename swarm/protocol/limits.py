@@ -85,6 +85,8 @@ SHOWN_BYTES = 1 << 20
 """Leaves or rows of one answer, and one message or row more."""
 MAX_REPORT_BYTES = 16 << 20
 """Evidence of one hop that another machine takes in order to recompute it."""
+REFUTED_S = 86_400.0
+"""For how long it is said that a machine was found wrong, and so old may be what proves it."""
 NONCE_BYTES, TIME_BYTES = 16, 8
 """Of an introduction."""
 MAX_GENERATION_STEP = 1_024

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -18,6 +20,9 @@ from swarm.trust.replay import Pick, Stretch
 from swarm.trust.settlement import Settlement
 from swarm.trust.verify import Claim, Claims
 
+LATEST_S: Final = 1 << 36
+"""Later dates are not shown: a machine may say any."""
+
 
 def read_claims(path: Path) -> Claims:
     """What a file claims.
@@ -32,10 +37,16 @@ def read_claims(path: Path) -> Claims:
         raise UnknownModel(f"{path} cannot be read: {error.strerror}") from None
     if is_hop_evidence(data):
         checked = check_hop(data)
-        told = f"one hop's own words of {len(checked.evidence.nodes)} tokens: what it received, and what it sent"
+        what = f"one hop's own words of {len(checked.evidence.nodes)} tokens: what it received, and what it sent"
+        told = f"{what}; signed {_when(checked.settlement)}"
         return Claims(checked.settlement.fingerprint, _kind(checked.settlement), (hop_claim(checked),), (told,))
     evidence = load(data)
     return claims_of(evidence, verify_signatures(evidence))
+
+
+def _when(settlement: Settlement) -> str:
+    """Its date, for people."""
+    return datetime.fromtimestamp(min(settlement.at, LATEST_S), UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def hop_claim(checked: CheckedHop) -> Claim:
@@ -92,6 +103,7 @@ def _of_all(evidence: TextEvidence, checked: Checked, kind: str) -> Claim:
 
 def _notes(checked: Checked) -> tuple[str, ...]:
     notes = [f"{checked.signed_picks} tokens of the answer are signed, {len(checked.unsigned_picks)} are not"]
+    notes += [f"signed {_when(checked.settlements[-1])}"] if checked.settlements else []
     notes += [f"nobody signed for {peer[-8:]} of generation {generation}" for generation, peer in checked.unsigned]
     if checked.adopted:
         notes.append(f"{checked.adopted} tokens were computed for an earlier text: none of their rows is signed")

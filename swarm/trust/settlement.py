@@ -24,6 +24,8 @@ VOUCHER: Final = b"canopy-settling-key\n"
 SETTLEMENT: Final = b"canopy-settlement\n"
 MAX_STREAMS: Final = 64
 """Streams of one side of a session that a hop commits to: the newest ones."""
+DATED_S: Final = 120.0
+"""How far its date may be from the clock of who asked for it: clocks differ, and it is kept for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Settlement:
         adopted: tokens that the session began with (P15), of which no row travelled.
         received: streams that brought sweeps, oldest first.
         sent: streams that took them on; at the tail, its replies.
+        at: when it was signed, in Unix seconds: who asked for it sees that this is true, and others that it is not old.
     """
 
     session: SessionName
@@ -76,6 +79,7 @@ class Settlement:
     adopted: Natural
     received: Annotated[tuple[SettledStream, ...], Size(MAX_STREAMS)]
     sent: Annotated[tuple[SettledStream, ...], Size(MAX_STREAMS)]
+    at: Natural
 
     @property
     def is_tail(self) -> bool:
@@ -91,6 +95,19 @@ def settled(stream: CommittedStream, me: str) -> SettledStream:
     other = stream.receiver if stream.sender == me else stream.sender
     last = next(reversed(stream.heads), 0)
     return SettledStream(stream.since, other, stream.count, last, stream.head, stream.is_broken)
+
+
+def check_date(settlement: Settlement, now_s: float) -> None:
+    """That it was signed just now.
+
+    Args:
+        now_s: Unix seconds.
+
+    Raises:
+        RemoteProtocolError: it was not, or the machine says so.
+    """
+    if abs(now_s - settlement.at) > DATED_S:
+        raise RemoteProtocolError("at", f"{settlement.peer} dates what it signs {now_s - settlement.at:+.0f} s back")
 
 
 class SettlingKey:

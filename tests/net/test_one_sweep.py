@@ -24,6 +24,8 @@ SWEEP = "Walk._sweep"
 """Is called once for each sweep."""
 MAX_FILES, MAX_FUNCTIONS, MAX_CALLS = 72, 850, 4_300
 """Of what is called in every sweep; what runs now and then, such as pings and renewals, is left out."""
+TEXTS = 3
+"""The least that any of these took counts: a busy machine wakes some more often."""
 
 
 class Recorder:
@@ -40,25 +42,29 @@ class Recorder:
 
 
 async def test_what_runs_between_two_accepts_grows_no_more() -> None:
-    recorder = Recorder()
+    recorder, counted = Recorder(), list[Counter[tuple[str, str, int]]]()
     before = sys.getprofile()
     threading.setprofile(recorder)
     sys.setprofile(recorder)
     try:
         async with three_nodes() as running:
             await running.client.generate("It was a dark night, and", max_new_tokens=24, seed=1, temperature=0.7)
-            number, result = 0, None
-            async for piece in running.client.stream(PROMPT, max_new_tokens=96, nodes=4, seed=2, temperature=0.7):
-                number += 1
-                recorder.is_on = FIRST <= number < LAST
-                result = piece.result
+            for _ in range(TEXTS):
+                number, result = 0, None
+                recorder.calls = Counter()
+                async for piece in running.client.stream(PROMPT, max_new_tokens=96, nodes=4, seed=2, temperature=0.7):
+                    number += 1
+                    recorder.is_on = FIRST <= number < LAST
+                    result = piece.result
+                assert result is not None
+                counted.append(recorder.calls)
     finally:
         sys.setprofile(before)
         threading.setprofile(before)
-    assert result is not None
-    sweeps = sum(calls for (_, name, _), calls in recorder.calls.items() if name == SWEEP)
+    (sweeps,) = {sum(calls for (_, name, _), calls in one.items() if name == SWEEP) for one in counted}
     assert sweeps > 1
-    steady = {function: calls for function, calls in recorder.calls.items() if calls >= sweeps}
+    least = {function: min(one[function] for one in counted) for function in counted[0]}
+    steady = {function: calls for function, calls in least.items() if calls >= sweeps}
     files = {file for file, _, _ in steady}
     assert len(files) <= MAX_FILES, sorted(files)
     assert len(steady) <= MAX_FUNCTIONS

@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 
 from swarm.base.errors import RemoteProtocolError
 from swarm.base.ids import PeerId
-from swarm.directory.node_record import MAX_REFUTED, REFUTED_S, NodeRecord
+from swarm.directory.node_record import MAX_REFUTED, NodeRecord
 from swarm.directory.registry import RECORD_TTL_S
 from swarm.health.state.contributions import ContributionBook, TotalsBook, tokens_per_s
 from swarm.health.state.model_slots import ModelSlots
 from swarm.health.state.node import Condition, EvidenceSource, NodeView, RefutedBy, SwarmEvent
+from swarm.protocol.limits import REFUTED_S
 from swarm.protocol.succession import opened_succession
 from swarm.status.guard import MAX_SKEW_S
 from swarm.status.messages import Body, Event, Metrics, Presence, Receipts, ServedModel, Status, Will

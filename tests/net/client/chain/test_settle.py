@@ -22,6 +22,7 @@ from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Reply, Rows, Snapshot, SweepFrame
 from swarm.protocol.session import CommittedToken
 from swarm.trust.evidence import Checked, load, spans_in, verify_signatures
+from swarm.trust.settlement import Settlement, SettlingKey
 from tests.net.client.chain.test_repair import IDS, SAMPLED, SPARES, struck
 from tests.net.killable_nodes import CHAIN, KillableNodes
 
@@ -169,16 +170,23 @@ async def test_a_link_that_alters_rows_is_noticed_and_left(
     assert checked(again).differing == ()
 
 
-async def test_a_machine_that_refuses_to_sign_is_named_and_avoided(
-    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dated_s", [None, -300, 300])
+async def test_a_machine_that_refuses_to_sign_or_to_date_is_named_and_avoided(
+    dated_s: int | None, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An old date would make a proved lie look like one that nobody need hear of."""
     victim = nodes["a1"].peer_id
-    settle = HopSession.settle
+    settle, seal = HopSession.settle, SettlingKey.seal
 
     async def refused(self: HopSession) -> bytes | None:
-        return None if self._context.peer == victim else await settle(self)
+        return None if self._context.peer == victim and dated_s is None else await settle(self)
+
+    def dated(self: SettlingKey, settlement: Settlement, signer: object) -> bytes:
+        shift = (dated_s or 0) if settlement.peer == victim else 0
+        return seal(self, replace(settlement, at=settlement.at + shift), signer)
 
     monkeypatch.setattr(HopSession, "settle", refused)
+    monkeypatch.setattr(SettlingKey, "seal", dated)
     result = await nodes.client.generate(IDS, **SIGNED)
     found = checked(result)
     assert found.unsigned == ((0, victim),)

@@ -14,7 +14,8 @@ from client.chain.opening import CLEARED_S, KEPT_S, PeerLatency, refuters
 from node.life.peer_latency import DELAY_KEPT_S, RATE_KEPT_S, PeerDelays, Probes
 from swarm.base.ids import PeerId
 from swarm.base.layers import Span
-from swarm.directory.node_record import MAX_DELAYS, REFUTED_S, NodeRecord, NodeState
+from swarm.directory.node_record import MAX_DELAYS, NodeRecord, NodeState
+from swarm.protocol.limits import REFUTED_S
 from swarm.routing.costs import FAILURE_HALF_LIFE_S
 from swarm.routing.latency import MAX_MEASURED, chain_ends, ghosts, worth_measuring
 from swarm.routing.route import RouteQuery, best_route

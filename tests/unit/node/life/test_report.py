@@ -21,8 +21,9 @@ from node.session.receipts import ReceiptBook
 from swarm.base.errors import ConfigError
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
-from swarm.directory.node_record import REFUTED_S, NodeState
+from swarm.directory.node_record import NodeState
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.limits import REFUTED_S
 from swarm.protocol.messages import Counters
 from swarm.status.messages import (
     MAX_EVENT_CHARACTERS,

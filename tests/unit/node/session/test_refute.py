@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -64,6 +65,7 @@ def report(count: int = 20, **changes: Any) -> CheckedHop:  # noqa: ANN401
         "span": Span(4, 8),
         "num_layers": 12,
         "numeric_class": "cpu-float32",
+        "at": int(time.time()),
     }
     evidence = SimpleNamespace(nodes=range(count))
     return cast("CheckedHop", SimpleNamespace(settlement=SimpleNamespace(**(own | changes)), evidence=evidence))
@@ -145,6 +147,8 @@ async def test_a_recomputation_that_takes_too_long_is_given_up(monkeypatch: pyte
         ({"span": Span(4, 9)}, "layers"),
         ({"numeric_class": "cuda-sm90-bfloat16", "span": Span(6, 12)}, "layers"),
         ({"count": MAX_POSITIONS + 1}, "positions"),
+        ({"at": 1_700_000_000}, "more than a day ago"),
+        ({"at": 9_700_000_000}, "or will be"),
     ],
 )
 async def test_what_cannot_be_decided_here_is_refused(changes: dict[str, Any], named: str) -> None:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.layers import Span
-from swarm.directory.node_record import REFUTED_S, NodeRecord, NodeState
+from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.directory.registry import RECORD_TTL_S
 from swarm.health.state.model import DISAGREE_S, FRESH_S, KEPT_S, RENEWED_S, SILENT_S, Knowledge
 from swarm.health.state.model_slots import MAX_MODELS
 from swarm.health.state.node import Condition, EvidenceSource, NodeView, RefutedBy
 from swarm.health.state.overview import Overview
+from swarm.protocol.limits import REFUTED_S
 from swarm.status.messages import (
     Body,
     EventKind,
