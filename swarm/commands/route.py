@@ -21,6 +21,7 @@ from swarm.directory.dht.addresses import OPEN_SWARM, Membership
 from swarm.directory.dht.registry import DhtConfig, DhtRegistry
 from swarm.directory.node_record import NodeRecord
 from swarm.directory.registry import Registry, name_models
+from swarm.protocol.numeric_class import with_rounding
 from swarm.reach.paths.local_dialler import open_ways
 from swarm.routing.latency import measure_delays, worth_measuring
 from swarm.routing.own_layers import OwnLayers
@@ -112,7 +113,10 @@ async def _show(command: ShowRoute, registry: Registry, console: Console, measur
 
 def _summary(best: Route, plain: Route, second: Route | None) -> list[str]:
     back = f"back from the tail {best.return_ms:.1f} ms"
-    lines = [f"{best.sweep_ms:.1f} ms per sweep, drafting not counted ({back}) · numeric class {best.numeric_class}"]
+    kind = with_rounding(best.numeric_class, best.rounding or "")
+    lines = [f"{best.sweep_ms:.1f} ms per sweep, drafting not counted ({back}) · numeric class {kind}"]
+    if best.rounding is None:
+        lines.append("its processors round differently: a text may be another one over other machines")
     rate = f"{1e3 / max(plain.sweep_ms, 1e-3):.1f}"
     lines.append(f"plain decoding: at most {rate} tokens/s ({plain.sweep_ms:.1f} ms per sweep on its fastest chain)")
     if second is None:
