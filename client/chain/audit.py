@@ -34,7 +34,15 @@ from client.chain.chain import STANDING_S, Chain, send_hold
 from client.chain.evidence_files import keep_evidence, report
 from client.chain.repair_plan import FindRoute
 from client.chain.tells import TellLog
-from swarm.base.errors import HopError, HopMisbehaved, LocalProtocolError, RegistryError, RouteError, SwarmError
+from swarm.base.errors import (
+    HopClosed,
+    HopError,
+    HopMisbehaved,
+    LocalProtocolError,
+    RegistryError,
+    RouteError,
+    SwarmError,
+)
 from swarm.base.ids import PeerId, TreeNodeId
 from swarm.base.layers import Span
 from swarm.base.quota import address_key, is_private, site_key
@@ -99,7 +107,9 @@ POLL_S: Final = 0.1
 OTHERS_TRIED: Final = 4
 """Routes that are looked at for a third machine of another network and owner."""
 KEPT: Final = 64
-"""Audits that are remembered."""
+"""Audits that are remembered, and machines that left no evidence."""
+SILENT: Final = 3
+"""So often in a row a machine signs nothing, or shows no rows, before it is left: a line may fail, memory be short."""
 SWEEPS: Final = 64
 INLINE_VALUES: Final = 1 << 18
 """Of more values distances are computed on a thread."""
@@ -118,12 +128,14 @@ class Sender:
         hop: the machine and its layers.
         key: of the session, whose client alone may ask.
         codec: of its rows.
+        signed_class: in which its record says that it computes.
     """
 
     connection: Connection
     hop: RouteHop
     key: SessionKey
     codec: Codec
+    signed_class: str
 
 
 class RowSource(Protocol):
@@ -238,7 +250,7 @@ class AuditOwner:
         rows: gives what machines sent.
         make_key: makes keys.
         named: told of a machine that two others contradict.
-        suspected: told of two machines of which nothing says which is wrong, or of one that keeps no rows.
+        suspected: told of two machines of which nothing says which is wrong, or of one that keeps or signs nothing.
         agreed: told of a machine whose part another one computed alike.
         doubt: how much a machine is doubted already, 0 to 1: its texts are audited that much more often.
         refuted: how often its part of a text is audited because others say that it computes something else, 0 to 1.
@@ -288,6 +300,7 @@ class Auditor:
         self.done: deque[Audit] = deque(maxlen=KEPT)
         self._owner, self._scope, self._share, self._toss, self.draw = owner, scope, share, toss, draw
         self._is_busy = False
+        self._silent: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def newest(self) -> Audit | None:
@@ -317,12 +330,16 @@ class Auditor:
             return
         self._is_busy = True
         try:
+            around = range(max(place - 1, 0), min(place + 2, len(text.route.hops)))
             async with asyncio.timeout(KEEP_S):
-                around = range(max(place - 1, 0), min(place + 2, len(text.route.hops)))
                 await self._owner.rows.keep([self._sender(text, one) for one in around])
         except (SwarmError, grpc.aio.AioRpcError, TimeoutError) as error:
+            if isinstance(error, HopError):
+                self._was_silent(error)
             self._failed(text.route.hops[place], error)
             return
+        if around[-1] + 1 == len(text.route.hops):
+            self._silent.pop(text.route.hops[-1].peer, None)  # a tail has shown its picks
         self._task = self._scope.spawn(self._run(text, place), "an audit")
 
     def _place(self, hops: Sequence[RouteHop], drawn: bool | None = None) -> int | None:
@@ -337,6 +354,17 @@ class Auditor:
             return self.draw(len(hops))
         said = [self._owner.refuted(hop.peer) for hop in hops]
         return said.index(max(said)) if max(said) and self._toss(max(said)) else None
+
+    def _was_silent(self, error: HopError) -> None:
+        """A machine leaves no evidence of what it computed. One that never does is worth no more than a liar."""
+        self._owner.suspected(PeerId(error.peer))
+        self._silent[error.peer] = self._silent.pop(error.peer, 0) + 1
+        if self._silent[error.peer] >= SILENT:
+            why = f"left no evidence of what it computed, {SILENT} times: {error.reason}"
+            self._owner.named(HopMisbehaved(error.peer, error.span, why))
+            logger.warning("node %s %s; this client goes around it from now on", error.peer, why)
+        while len(self._silent) > KEPT:
+            del self._silent[next(iter(self._silent))]
 
     def _failed(self, hop: RouteHop, error: Exception) -> None:
         self._is_busy = False
@@ -356,7 +384,8 @@ class Auditor:
 
     def _sender(self, text: AuditedText, place: int) -> Sender:
         hop = text.route.hops[place]
-        return Sender(_connect(self._owner.dialer, text.route, hop), hop, text.key, text.want.codec)
+        kind = text.route.records[place].signed_class
+        return Sender(_connect(self._owner.dialer, text.route, hop), hop, text.key, text.want.codec, kind)
 
     async def audit(self, text: AuditedText, place: int) -> Audit:
         """Have a hop's work on a text done again elsewhere, and say who is wrong.
@@ -451,8 +480,10 @@ class Auditor:
         sender = self._sender(text, place)
         rows = await self._owner.rows.sent(sender, text.committed)
         if rows is None or rows.count != len(text.committed):
-            self._owner.suspected(sender.hop.peer)
-            raise CannotAudit(f"node {sender.hop.peer} does not give the rows that it sent")
+            silent = HopClosed(sender.hop.peer, str(sender.hop.span), "does not give the rows that it sent")
+            self._was_silent(silent)
+            raise silent
+        self._silent.pop(sender.hop.peer, None)
         return rows
 
 
@@ -668,7 +699,7 @@ async def _recomputed(owner: AuditOwner, seat: Seat, text: AuditedText, entering
         link = SuccessorLink(scope, dial, signer, listener, Uplink(mbit_per_s=MBIT_PER_S))
         try:
             link.follow(key.command(attach))
-            sender = Sender(_connect(owner.dialer, route, hop), hop, key, text.want.codec)
+            sender = Sender(_connect(owner.dialer, route, hop), hop, key, text.want.codec, seat.signed_class)
             if seat.is_tail(text):
                 picked = await _picks(scope, sender.connection, (key, hop, journal, tells), asked, text)
                 return _Redone(picked, sender, tuple(journal.state.committed))

@@ -150,8 +150,11 @@ class SettledRows:
         if not log.settled:
             why = log.refused.get(sender.hop.peer, "")
             raise HopClosed(sender.hop.peer, str(sender.hop.span), f"does not settle: {why}")
-        replies = log.replies[0].messages if log.replies else None
-        return _SettledHop(log.settled[0], opened(log.settled[0]), sent=replies)
+        replies, settlement = log.replies[0].messages if log.replies else None, opened(log.settled[0])
+        if settlement.numeric_class != sender.signed_class:
+            why = f"signs that it computes in {settlement.numeric_class}, and its record says {sender.signed_class}"
+            raise HopClosed(sender.hop.peer, str(sender.hop.span), why)
+        return _SettledHop(log.settled[0], settlement, sent=replies)
 
     def _note(self, sender: Sender, messages: Sequence[Committed]) -> None:
         found: dict[TreeNodeId, bytes] = {}

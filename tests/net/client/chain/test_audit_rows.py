@@ -17,8 +17,9 @@ import torch
 from rich.console import Console
 
 from client.base.options import GenerateOptions
-from client.chain.audit import Audit, AuditedText, Auditor, Seat, _other, _Picked, _Redone
+from client.chain.audit import SILENT, Audit, AuditedText, Auditor, Seat, Sender, _other, _Picked, _Redone
 from client.chain.opening import PeerLatency
+from client.chain.sent_rows import SettledRows
 from client.library.aio import make_auditor
 from node.model.in_class import load_in_class
 from node.session.hop_session import HopSession
@@ -34,11 +35,13 @@ from swarm.link.successor import SuccessorLink
 from swarm.protocol import wire
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Rows, Snapshot, SweepFrame
+from swarm.protocol.session import CommittedToken
 from swarm.routing.route import RouteQuery
 from swarm.status.messages import EventKind
 from swarm.trust.bounds import Agrees, Bounds, Differs, Judgement, Unclear
 from swarm.trust.claims import read_claims
 from swarm.trust.hop_evidence import MAGIC, check_hop
+from swarm.trust.settlement import Settlement, SettlingKey
 from swarm.trust.verify import AGREES, DIFFERS
 from tests.net.killable_nodes import KillableNodes
 from tests.net.three_nodes import prompt, until
@@ -108,6 +111,37 @@ async def audited(nodes: KillableNodes, place: int) -> Audit:
 async def test_an_honest_hop_agrees(place: int, auditing: KillableNodes) -> None:
     audit = await audited(auditing, place)
     assert isinstance(audit.verdict, Agrees), audit
+
+
+@pytest.mark.parametrize("how", ["refuses", "another class", "another day", "no rows"])
+async def test_who_signs_nothing_or_what_nobody_can_recompute_is_left_after_three_audits(
+    how: str, auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a liar would rather not sign: it would be named for nothing."""
+    liar = auditing["a1"].peer_id
+    settle, seal = HopSession.settle, SettlingKey.seal
+    kinds: dict[str, dict[str, Any]] = {"another class": {"numeric_class": "cpu-float16"}, "another day": {"at": 5}}
+    changes, rows = kinds.get(how, {}), SettledRows.sent
+
+    async def refused(self: HopSession) -> bytes | None:
+        return None if self._context.peer == liar and how == "refuses" else await settle(self)
+
+    async def dropped(self: SettledRows, sender: Sender, committed: Sequence[CommittedToken]) -> Rows | None:
+        return None if sender.hop.peer == liar and how == "no rows" else await rows(self, sender, committed)
+
+    def otherwise(self: SettlingKey, settlement: Settlement, signer: object) -> bytes:
+        return seal(self, replace(settlement, **(changes if settlement.peer == liar else {})), signer)
+
+    monkeypatch.setattr(HopSession, "settle", refused)
+    monkeypatch.setattr(SettlingKey, "seal", otherwise)
+    monkeypatch.setattr(SettledRows, "sent", dropped)
+    for _ in range(SILENT):
+        assert isinstance((await audited(auditing, 1)).verdict, Unclear)
+        assert "a1" in auditing.route()
+    found = await audited(auditing, 1)
+    assert isinstance(found.verdict, Agrees)
+    assert "a1" not in auditing.route()
+    assert f"node {liar} left no evidence of what it computed, 3 times" in caplog.text
 
 
 async def test_a_liar_is_named_and_gone_around(

@@ -86,7 +86,7 @@ async def test_what_was_settled_stays_for_a_while_after_the_session(nodes: Killa
     ids = [CommittedToken(TreeNodeId(node), None, 0) for node in sent.nodes]
     chain, found = nodes.chains[-1], SettledRows()
     hop = chain.route.hops[1]
-    sender = Sender(chain._connection(hop), hop, chain._key, chain._want.codec)
+    sender = Sender(chain._connection(hop), hop, chain._key, chain._want.codec, "cpu-float32")
     rows = await found.sent(sender, ids)
     assert rows is not None
     assert bytes(rows.data) == sent.data
