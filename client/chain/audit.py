@@ -18,7 +18,7 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -104,6 +104,10 @@ ROWS_BYTES: Final = 64 << 20
 MBIT_PER_S: Final = 20.0
 """By which rows leave for another machine, so that texts of this client have the rest of its line."""
 POLL_S: Final = 0.1
+JUDGE_S: Final = 40.0
+"""The same for one machine of those that compute a hop's part again."""
+JUDGES_TRIED: Final = 3
+"""How many are asked in turn for one answer: the liar's friend may never give one."""
 OTHERS_TRIED: Final = 4
 """Routes that are looked at for a third machine of another network and owner."""
 KEPT: Final = 64
@@ -396,8 +400,7 @@ class Auditor:
         accused, owner = Seat(text.route, place), self._owner
         entering, text = await self._entering(text, place)
         claimed = _Picked.of_text(text) if accused.is_tail(text) else await self._sent(text, place)
-        first = await _other(text, accused)
-        redone = await _recomputed(owner, first, text, entering)
+        first, redone = await self._judged(text, entering, accused)
         found = redone.computed
         asked: tuple[PeerId, ...] = (first.hop.peer,)
         bounds = Bounds.known(first.signed_class, accused.signed_class)
@@ -405,9 +408,8 @@ class Auditor:
         if isinstance(verdict, Agrees | Unclear):
             return self._agreed(Audit(accused.hop, verdict, asked))
         try:
-            third = await _other(text, accused, first)
-            decides = (await _recomputed(owner, third, text, entering)).computed
-        except (SwarmError, grpc.aio.AioRpcError) as error:
+            third, again = await self._judged(text, entering, accused, first)
+        except (SwarmError, grpc.aio.AioRpcError, TimeoutError) as error:
             if verdict is None:
                 return Audit(
                     accused.hop, Unclear(f"of its class only a third machine tells what is honest: {error}"), asked
@@ -415,7 +417,7 @@ class Auditor:
             owner.suspected(accused.hop.peer)
             owner.suspected(first.hop.peer)
             return Audit(accused.hop, verdict, asked)
-        asked += (third.hop.peer,)
+        asked, decides = (*asked, third.hop.peer), again.computed
         if bounds is None:  # what two others differ by is what rounding does
             bounds = await _bounds_between(found, decides, text.route.numeric_class)
             if bounds is None:
@@ -431,6 +433,27 @@ class Auditor:
         own = _Redone(claimed, self._sender(text, place), text.committed)
         await self._name(redone if with_hop else own, entering, text, verdict, (first, third))
         return Audit(accused.hop, verdict, asked, first.hop.peer if with_hop else accused.hop.peer)
+
+    async def _judged(
+        self, text: AuditedText, entering: Rows | None, accused: Seat, first: Seat | None = None
+    ) -> tuple[Seat, _Redone]:
+        """A machine that computes a hop's part again, and what it found; who fails, or hinders, is passed over.
+
+        Raises:
+            SwarmError: nobody else has these layers, or the last that was asked does not compute them.
+            TimeoutError: it takes too long.
+        """
+        failed: set[PeerId] = set()
+        while True:
+            seat = await _other(text, accused, first, failed)
+            try:
+                async with asyncio.timeout(JUDGE_S):
+                    return seat, await _recomputed(self._owner, seat, text, entering)
+            except (SwarmError, grpc.aio.AioRpcError, TimeoutError) as error:
+                logger.info("layers %s are not computed again at %s: %s", seat.hop.span, seat.hop.peer, error)
+                failed.add(seat.hop.peer)
+                if len(failed) == JUDGES_TRIED:
+                    raise
 
     def _agreed(self, audit: Audit) -> Audit:
         if isinstance(audit.verdict, Agrees):
@@ -518,18 +541,19 @@ class Seat:
         return is_near or (own.name is not None and own.name == others.name)
 
 
-async def _other(text: AuditedText, accused: Seat, first: Seat | None = None) -> Seat:
+async def _other(text: AuditedText, accused: Seat, first: Seat | None = None, failed: Collection[PeerId] = ()) -> Seat:
     """Another machine that has exactly the layers of the accused one; of its processor's mark, if one is found.
 
     Args:
         first: another machine that was asked: a third one differs from both in network and owner.
+        failed: machines that do not compute them again.
 
     Raises:
         RouteError: there is none.
     """
     keep = tuple(hop for at, hop in enumerate(text.route.hops) if at != accused.place)
     known = [accused, *([] if first is None else [first])]
-    avoid = {one.hop.peer for one in known}
+    avoid = {one.hop.peer for one in known}.union(failed)
     other: Seat | None = None
     for _ in range(OTHERS_TRIED):
         with suppress(RegistryError):

@@ -16,8 +16,9 @@ import pytest
 import torch
 from rich.console import Console
 
+import client.chain.audit
 from client.base.options import GenerateOptions
-from client.chain.audit import SILENT, Audit, AuditedText, Auditor, Seat, Sender, _other, _Picked, _Redone
+from client.chain.audit import SILENT, Audit, AuditedText, Auditor, AuditOwner, Seat, Sender, _other, _Picked, _Redone
 from client.chain.opening import PeerLatency
 from client.chain.sent_rows import SettledRows
 from client.library.aio import make_auditor
@@ -25,6 +26,7 @@ from node.model.in_class import load_in_class
 from node.session.hop_session import HopSession
 from node.session.settle import HopCommitments
 from node.session.sweep_run import AskedPicks, SweepRun
+from swarm.base.errors import HopClosed
 from swarm.base.files import state_folder
 from swarm.base.ids import PeerId, TreeNodeId
 from swarm.commands.verify import VerifyText, verify_text
@@ -142,6 +144,25 @@ async def test_who_signs_nothing_or_what_nobody_can_recompute_is_left_after_thre
     assert isinstance(found.verdict, Agrees)
     assert "a1" not in auditing.route()
     assert f"node {liar} left no evidence of what it computed, 3 times" in caplog.text
+
+
+async def test_a_friend_that_computes_nothing_hinders_no_audit(
+    auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_lie(auditing, "a1", monkeypatch)
+    recomputed, asked = client.chain.audit._recomputed, list[PeerId]()
+
+    async def refused(owner: AuditOwner, seat: Seat, text: AuditedText, entering: Rows | None) -> _Redone:
+        asked.append(seat.hop.peer)
+        if len(asked) == 1:
+            raise HopClosed(seat.hop.peer, str(seat.hop.span), "does not want to")
+        return await recomputed(owner, seat, text, entering)
+
+    monkeypatch.setattr(client.chain.audit, "_recomputed", refused)
+    audit = await audited(auditing, 1)
+    assert audit.named == auditing["a1"].peer_id
+    assert audit.asked == (asked[1], asked[2])
+    assert asked[1] != asked[0]
 
 
 async def test_a_liar_is_named_and_gone_around(
