@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -43,6 +44,8 @@ MIN_STEP = 1.25
 """Buckets whose rows differ by a smaller factor count as one."""
 ALIKE_SLOWER = 2.0
 """A chain of processors that round alike may take so many times as long as one that promises no text."""
+MARKS_TRIED = 16
+"""Kinds of processors, those that most machines have: anybody can make up a mark."""
 
 __all__ = ["Route", "RouteQuery", "best_route", "hedged", "no_route", "runner_up"]
 
@@ -226,7 +229,8 @@ def _best_of_class(candidates: Sequence[Candidate], query: RouteQuery) -> tuple[
     if query.rounding is not None:  # a session's: with it the text goes on as it was
         alike = of_mark(query.rounding)
     elif not query.keep:
-        found = map(of_mark, sorted({one.record.rounding for one in candidates}))
+        marks = Counter(one.record.rounding for one in candidates).most_common(MARKS_TRIED)
+        found = [of_mark(mark) for mark, _ in marks]
         alike = min((one for one in found if one is not None), key=lambda pair: pair[0], default=None)
         if alike is not None and not query.alike and alike[0] > ALIKE_SLOWER * best[0]:
             alike = None
