@@ -230,9 +230,9 @@ class Measured:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether texts differ although all were reproducible."""
-        found = self.comparison
-        return found is not None and found.same_text < found.pairs and all(run.reproducible for run in self.runs)
+        """Whether texts differ although all were reproducible, and computed in one class on processors of one mark."""
+        found, promised = self.comparison, {run.numeric_class if run.reproducible else None for run in self.runs}
+        return found is not None and found.same_text < found.pairs and len(promised) == 1 and None not in promised
 
     def to_json(self) -> str:
         found = self.comparison
