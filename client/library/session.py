@@ -449,6 +449,8 @@ class SessionOpener:
         except RouteError as error:
             if self.own is not None and error.missing:
                 raise RouteError(f"{error}; only machines that you trust count here", error.missing) from error
+            if self.reproducible and not left_out and not error.missing:
+                raise RouteError(f"{error}: leave out --reproducible to use them all", ()) from error
             if not left_out or query.numeric_class is not None:
                 raise
             raise _no_promise(query.name, left_out, error) from error
