@@ -38,6 +38,7 @@ from swarm.base.errors import (
     HopClosed,
     HopError,
     HopMisbehaved,
+    LinkDiffers,
     LocalProtocolError,
     RegistryError,
     RouteError,
@@ -95,8 +96,6 @@ from swarm.trust.bounds import (
     row_distances,
 )
 
-KEEP_S: Final = 5.0
-"""How long hops may take to say that they keep what they sent."""
 AUDIT_S: Final = 120.0
 """How long one audit may take in all."""
 ROWS_BYTES: Final = 64 << 20
@@ -335,10 +334,12 @@ class Auditor:
         self._is_busy = True
         try:
             around = range(max(place - 1, 0), min(place + 2, len(text.route.hops)))
-            async with asyncio.timeout(KEEP_S):
-                await self._owner.rows.keep([self._sender(text, one) for one in around])
+            await self._owner.rows.keep([self._sender(text, one) for one in around])
         except (SwarmError, grpc.aio.AioRpcError, TimeoutError) as error:
-            if isinstance(error, HopError):
+            if isinstance(error, LinkDiffers):
+                for peer in (error.peer, error.other):
+                    self._owner.suspected(PeerId(peer or error.peer))
+            elif isinstance(error, HopError):
                 self._was_silent(error)
             self._failed(text.route.hops[place], error)
             return

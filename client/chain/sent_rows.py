@@ -6,21 +6,23 @@ is held against the leaves of the stream that its neighbour signed too.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import grpc.aio
 
 from client.chain.audit import HopClaim, Sender
 from client.chain.settle import Settler, TextLog
-from swarm.base.errors import HopClosed, RemoteProtocolError, SwarmError
+from swarm.base.errors import HopClosed, HopMisbehaved, LinkDiffers, RemoteProtocolError, SwarmError
 from swarm.base.ids import SessionId, TreeNodeId
 from swarm.protocol.limits import HASH_BYTES
-from swarm.protocol.messages import Rows
+from swarm.protocol.messages import RouteHop, Rows
 from swarm.protocol.session import CommittedToken
 from swarm.trust.commitment import ROW, Committed, PlacedNode, first_head, leaf, next_head
 from swarm.trust.hop_evidence import HopEvidence, ShownStream, check_hop
@@ -31,7 +33,13 @@ TEXTS_KEPT = 4
 HOPS_KEPT = 6
 """The same of hops that settled: of an audit the hop, its neighbours, and those that compute its part again."""
 
+KEEP_S = 3.0
+"""How long a hop of an audited text may take to sign, and to show what: it keeps its session waiting."""
+SHOW_S = 30.0
+"""How long it may take to give its rows."""
+
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -51,6 +59,25 @@ class _SettledHop:
     sent: tuple[Committed, ...] | None = None
 
 
+async def _in_time(hop: RouteHop, shown: Awaitable[T], limit_s: float) -> T:
+    """What a hop shows.
+
+    Raises:
+        HopClosed: it takes too long, or does not answer: else a liar would rather be slow than seen.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            return await shown
+    except (grpc.aio.AioRpcError, TimeoutError) as error:
+        raise HopClosed(hop.peer, str(hop.span), f"does not show what it signed: {error or 'too late'}") from None
+
+
+def _known(one: _SettledHop | BaseException) -> _SettledHop:
+    if isinstance(one, BaseException):
+        raise one
+    return one
+
+
 class SettledRows:
     """A `RowSource`: hops sign what they sent, and show its rows for a while."""
 
@@ -63,21 +90,20 @@ class SettledRows:
         """Have hops settle; from then on they keep what they sent, for a while after the session too.
 
         Raises:
-            HopClosed: one does not.
-            RemoteProtocolError: two neighbours signed different rows of their link, or leaves are not what was signed.
+            HopError: one does not, or not in time, or signed other leaves than it shows.
+            LinkDiffers: two neighbours signed different rows of their link.
         """
-        signed = [await self._settled(sender) for sender in senders]
+        signed = [_known(one) for one in await asyncio.gather(*map(self._settled, senders), return_exceptions=True)]
         for (before, first), (_, behind) in pairwise(zip(senders, signed, strict=True)):
             own, next_own = first.settlement, behind.settlement
             place, sent, received = _link(own, next_own)
-            messages = await _settler(before).leaves(before.hop, place, sent.count)
+            messages = await _in_time(before.hop, _settler(before).leaves(before.hop, place, sent.count), KEEP_S)
             heads = _heads(before.key.session, own, sent, messages)
             if heads[-1] != sent.head:
-                raise RemoteProtocolError("leaves", f"{own.peer} signed others than it shows")
+                raise HopMisbehaved(before.hop.peer, str(before.hop.span), "signed other leaves than it shows")
             if received.count >= len(heads) or heads[received.count] != received.head:
-                raise RemoteProtocolError(
-                    "heads", f"{own.peer} and {next_own.peer} signed different rows of their link"
-                )
+                why = f"and {next_own.peer} signed different rows of their link"
+                raise LinkDiffers(own.peer, str(own.span), why).on_link(next_own.peer, is_even=True)
             self._note(before, messages[: received.count])
             first.sent, behind.received = messages, messages[: received.count]
         if len(senders) < 3:  # the first one is the audited one: what it received, nobody but itself shows
@@ -91,7 +117,8 @@ class SettledRows:
         """Ask a hop for messages of its streams that no neighbour showed; it does not need to answer."""
         with suppress(SwarmError, grpc.aio.AioRpcError):
             settler, settlement = _settler(sender), own.settlement
-            received = await settler.leaves(sender.hop, 0, settlement.received[0].count, sent=False)
+            count = settlement.received[0].count
+            received = await _in_time(sender.hop, settler.leaves(sender.hop, 0, count, sent=False), KEEP_S)
             if own.sent is None and not settlement.is_tail:
                 own.sent = await settler.leaves(sender.hop, 0, settlement.sent[0].count)
             own.received = received
@@ -128,7 +155,7 @@ class SettledRows:
         """What it shows of a text, held against the leaves where two signed them; None where it is gone."""
         nodes = [token.id for token in committed]
         try:
-            parts = await _settler(sender).rows(sender.hop, 0, nodes)
+            parts = await _in_time(sender.hop, _settler(sender).rows(sender.hop, 0, nodes), SHOW_S)
         except (SwarmError, grpc.aio.AioRpcError) as error:
             logger.info("node %s shows no rows: %s", sender.hop.peer, error)
             return None
@@ -146,7 +173,7 @@ class SettledRows:
 
     async def _settled(self, sender: Sender) -> _SettledHop:
         log = TextLog()
-        await Settler(sender.key, log, lambda _: sender.connection).settle([sender.hop])
+        await Settler(sender.key, log, lambda _: sender.connection).settle([sender.hop], KEEP_S)
         if not log.settled:
             why = log.refused.get(sender.hop.peer, "")
             raise HopClosed(sender.hop.peer, str(sender.hop.span), f"does not settle: {why}")

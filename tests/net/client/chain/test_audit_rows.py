@@ -17,10 +17,12 @@ import torch
 from rich.console import Console
 
 import client.chain.audit
+import client.chain.sent_rows
 from client.base.options import GenerateOptions
 from client.chain.audit import SILENT, Audit, AuditedText, Auditor, AuditOwner, Seat, Sender, _other, _Picked, _Redone
 from client.chain.opening import PeerLatency
 from client.chain.sent_rows import SettledRows
+from client.chain.settle import Settler
 from client.library.aio import make_auditor
 from node.model.in_class import load_in_class
 from node.session.hop_session import HopSession
@@ -36,12 +38,13 @@ from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.link.successor import SuccessorLink
 from swarm.protocol import wire
 from swarm.protocol.journal import Journal
-from swarm.protocol.messages import Rows, Snapshot, SweepFrame
+from swarm.protocol.messages import RouteHop, Rows, Snapshot, SweepFrame
 from swarm.protocol.session import CommittedToken
 from swarm.routing.route import RouteQuery
 from swarm.status.messages import EventKind
 from swarm.trust.bounds import Agrees, Bounds, Differs, Judgement, Unclear
 from swarm.trust.claims import read_claims
+from swarm.trust.commitment import Committed
 from swarm.trust.hop_evidence import MAGIC, check_hop
 from swarm.trust.settlement import Settlement, SettlingKey
 from swarm.trust.verify import AGREES, DIFFERS
@@ -115,7 +118,7 @@ async def test_an_honest_hop_agrees(place: int, auditing: KillableNodes) -> None
     assert isinstance(audit.verdict, Agrees), audit
 
 
-@pytest.mark.parametrize("how", ["refuses", "another class", "another day", "no rows"])
+@pytest.mark.parametrize("how", ["refuses", "another class", "another day", "no rows", "too late", "other leaves"])
 async def test_who_signs_nothing_or_what_nobody_can_recompute_is_left_after_three_audits(
     how: str, auditing: KillableNodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,10 +126,16 @@ async def test_who_signs_nothing_or_what_nobody_can_recompute_is_left_after_thre
     liar = auditing["a1"].peer_id
     settle, seal = HopSession.settle, SettlingKey.seal
     kinds: dict[str, dict[str, Any]] = {"another class": {"numeric_class": "cpu-float16"}, "another day": {"at": 5}}
-    changes, rows = kinds.get(how, {}), SettledRows.sent
+    changes, rows, leaves = kinds.get(how, {}), SettledRows.sent, Settler.leaves
 
     async def refused(self: HopSession) -> bytes | None:
+        if self._context.peer == liar and how == "too late":
+            await asyncio.Event().wait()
         return None if self._context.peer == liar and how == "refuses" else await settle(self)
+
+    async def others(self: Settler, hop: RouteHop, *given: Any, **more: Any) -> tuple[Committed, ...]:  # noqa: ANN401
+        shown = await leaves(self, hop, *given, **more)
+        return shown[:1] + shown[:-1] if hop.peer == liar and how == "other leaves" else shown
 
     async def dropped(self: SettledRows, sender: Sender, committed: Sequence[CommittedToken]) -> Rows | None:
         return None if sender.hop.peer == liar and how == "no rows" else await rows(self, sender, committed)
@@ -137,6 +146,8 @@ async def test_who_signs_nothing_or_what_nobody_can_recompute_is_left_after_thre
     monkeypatch.setattr(HopSession, "settle", refused)
     monkeypatch.setattr(SettlingKey, "seal", otherwise)
     monkeypatch.setattr(SettledRows, "sent", dropped)
+    monkeypatch.setattr(Settler, "leaves", others)
+    monkeypatch.setattr(client.chain.sent_rows, "KEEP_S", 0.5 if how == "too late" else 5.0)
     for _ in range(SILENT):
         assert isinstance((await audited(auditing, 1)).verdict, Unclear)
         assert "a1" in auditing.route()
